@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of epsilon, delta and noise_multiplier; foreign events; fixed-size batches; the import."""
+
+import math
+import subprocess
+import sys
+
+import attr
+import dp_accounting
+import pytest
+
+from tf_subjectdp import accounting as acc
+from tf_subjectdp.accounting.ledger import ledger
+from tf_subjectdp.accounting.rdp import renyi_divergence
+
+ITEM = acc.item_event(0.01, 1.0)
+ENGINES = ("pld", "rdp")
+each_engine = pytest.mark.parametrize("engine", ENGINES)
+
+
+def test_import_brings_no_tensorflow():
+    code = (
+        "import sys, tf_subjectdp.accounting as a\n"
+        "a.epsilon(a.item_event(0.1, 1.0), 3, delta=1e-5)\n"
+        "loaded = {'tensorflow', 'keras', 'tensorflow_federated'} & set(sys.modules)\n"
+        "sys.exit(' '.join(sorted(loaded)) or 0)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+# --- arguments -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [-1e-5, 1.0, 2.0, math.nan, math.inf])
+def test_delta_out_of_range_is_refused(bad):
+    with pytest.raises(ValueError, match="delta"):
+        acc.epsilon(ITEM, 10, delta=bad)
+
+
+@pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
+def test_epsilon_out_of_range_is_refused(bad):
+    with pytest.raises(ValueError, match="epsilon"):
+        acc.delta(ITEM, 10, epsilon=bad)
+    with pytest.raises(ValueError, match="epsilon"):
+        acc.noise_multiplier(lambda s: ITEM, 10, epsilon=bad, delta=1e-5)
+
+
+@pytest.mark.parametrize("bad", [0.0, 1.0])
+def test_calibration_needs_a_delta_strictly_between_zero_and_one(bad):
+    with pytest.raises(ValueError, match=r"\(0, 1\)"):
+        acc.noise_multiplier(lambda s: acc.item_event(0.1, s), 10, epsilon=1.0, delta=bad)
+
+
+@pytest.mark.parametrize("bad", [10.0, "10", None, True])
+def test_steps_must_be_an_integer(bad):
+    with pytest.raises(TypeError, match="steps must be an integer"):
+        acc.epsilon(ITEM, bad, delta=1e-5)
+
+
+def test_negative_steps_are_refused():
+    with pytest.raises(ValueError, match="steps must be at least 0, got -1"):
+        acc.epsilon(ITEM, -1, delta=1e-5)
+
+
+def test_unknown_engine_is_refused():
+    with pytest.raises(ValueError, match="'prv'"):
+        acc.epsilon(ITEM, 1, delta=1e-5, engine="prv")
+
+
+@each_engine
+def test_what_is_no_event_is_refused(engine):
+    with pytest.raises(TypeError, match="DpEvent"):
+        acc.epsilon(0.01, 1, delta=1e-5, engine=engine)
+
+
+@attr.s(frozen=True)
+class StrangeDpEvent(dp_accounting.DpEvent):
+    pass
+
+
+@each_engine
+@pytest.mark.parametrize(
+    "event",
+    [
+        StrangeDpEvent(),
+        dp_accounting.UnsupportedDpEvent(),
+        dp_accounting.LaplaceDpEvent(1.0),
+        dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.LaplaceDpEvent(1.0)),
+        dp_accounting.PoissonSampledDpEvent(0.1, acc.group_event(0.1, 3, 1.0)),
+        dp_accounting.SampledWithReplacementDpEvent(10, 2, dp_accounting.GaussianDpEvent(1.0)),
+    ],
+)
+def test_an_unknown_event_is_named_wherever_it_stands(event, engine):
+    name = type(getattr(event, "event", event)).__name__
+    for place in (event, acc.compose([(ITEM, 3), (acc.compose([(event, 2)]), 1)])):
+        with pytest.raises(ValueError, match=name if "Replacement" not in name else "Replacement"):
+            acc.epsilon(place, 1, delta=1e-5, engine=engine)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        dp_accounting.GaussianDpEvent(-1.0),
+        dp_accounting.PoissonSampledDpEvent(1.5, dp_accounting.GaussianDpEvent(1.0)),
+        dp_accounting.dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0, 1.0], [0.5, 0.6]),
+        dp_accounting.dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0], [0.5, 0.5]),
+        dp_accounting.dp_event.MixtureOfGaussiansDpEvent(1.0, [-1.0, 1.0], [0.5, 0.5]),
+        dp_accounting.SampledWithoutReplacementDpEvent(5, 9, dp_accounting.GaussianDpEvent(1.0)),
+    ],
+)
+def test_foreign_events_are_checked_too(event):
+    with pytest.raises(ValueError):
+        acc.epsilon(event, 1, delta=1e-5)
+
+
+# --- dp_accounting's events ---------------------------------------------------------------------------
+
+
+@each_engine
+def test_gaussians_on_one_batch_are_one_gaussian(engine):
+    both = dp_accounting.PoissonSampledDpEvent(
+        0.1,
+        dp_accounting.ComposedDpEvent(
+            [
+                dp_accounting.GaussianDpEvent(3.0),
+                dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(4.0), 2),
+            ]
+        ),
+    )
+    one = acc.item_event(0.1, (1 / 9 + 2 / 16) ** -0.5)
+    assert acc.epsilon(both, 20, delta=1e-5, engine=engine) == pytest.approx(
+        acc.epsilon(one, 20, delta=1e-5, engine=engine), rel=1e-9
+    )
+
+
+@each_engine
+def test_infinite_noise_of_a_foreign_event_costs_nothing(engine):
+    event = dp_accounting.GaussianDpEvent(math.inf)
+    assert acc.epsilon(event, 5, delta=1e-5, engine=engine) == 0.0
+
+
+@each_engine
+def test_one_unprotected_release_makes_the_whole_unprotected(engine):
+    event = acc.compose([(ITEM, 5), (acc.nonprivate_event(), 1)])
+    assert acc.epsilon(event, delta=1e-5, engine=engine) == math.inf
+    assert acc.delta(event, epsilon=5.0, engine=engine) == 1.0
+    without = acc.compose([(ITEM, 5), (acc.nonprivate_event(), 0)])
+    assert acc.epsilon(without, delta=1e-5, engine=engine) < 10.0
+
+
+def test_mixture_agrees_with_dp_accounting():
+    event = acc.group_event(0.1, 4, 3.0)
+    pld = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
+    reference = pld.compose(event, 20).get_epsilon(1e-5)
+    assert acc.epsilon(event, 20, delta=1e-5) == pytest.approx(reference, rel=2e-3)
+
+
+# --- fixed-size batches --------------------------------------------------------------------------------
+
+
+def test_pld_refuses_sampling_without_replacement_and_names_rdp():
+    event = acc.compose([(ITEM, 3), (acc.fixed_size_event(1000, 10, 2.0), 5)])
+    with pytest.raises(ValueError, match='engine="rdp"'):
+        acc.epsilon(event, delta=1e-5)
+    with pytest.raises(ValueError, match='engine="rdp"'):
+        acc.delta(event, epsilon=1.0)
+    assert acc.epsilon(event, delta=1e-5, engine="rdp") > 0.0
+
+
+@pytest.mark.parametrize("sigma", [2.0, 4.0])
+def test_fixed_size_is_dp_accountings_bound_with_the_noise_relative_to_two_c(sigma):
+    accountant = dp_accounting.rdp.RdpAccountant(
+        list(range(2, 65)), dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
+    accountant.compose(
+        dp_accounting.SampledWithoutReplacementDpEvent(
+            10_000, 100, dp_accounting.GaussianDpEvent(sigma / 2)
+        ),
+        500,
+    )
+    reference = accountant.get_epsilon(1e-5)
+    value = acc.epsilon(acc.fixed_size_event(10_000, 100, sigma), 500, delta=1e-5, engine="rdp")
+    # At least as good (more orders), and not better by more than a few per cent.
+    assert 0.9 * reference <= value <= reference * (1 + 1e-6)
+    plain = acc.epsilon(acc.subject_event(0.01, sigma), 500, delta=1e-5, engine="rdp")
+    assert value > plain
+
+
+def test_fixed_size_batch_of_everybody_is_the_gaussian_of_sensitivity_two():
+    event = acc.fixed_size_event(50, 50, 2.0)
+    reference = acc.epsilon(dp_accounting.GaussianDpEvent(1.0), 3, delta=1e-5)
+    assert acc.epsilon(event, 3, delta=1e-5) == pytest.approx(reference, rel=1e-12)
+    # The trap: dp_accounting's own RDP with REPLACE_ONE says 4.73 for one such step; right is 10.0.
+    assert acc.epsilon(acc.fixed_size_event(50, 50, 1.0), delta=1e-5) == pytest.approx(
+        9.998, rel=1e-3
+    )
+
+
+# --- orders near 1 ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [1.0, 1.0 + 1e-9, 1.001, 0.5, math.nan])
+def test_orders_near_one_are_refused(order):
+    mechanism = ledger(ITEM, 1).entries[0][0]
+    with pytest.raises(ValueError, match="orders must be at least"):
+        renyi_divergence(mechanism, order)
+
+
+def test_large_cost_at_small_orders_is_not_called_zero():
+    assert acc.epsilon(acc.item_event(1.0, 0.02), 100, delta=1e-5, engine="rdp") > 1e5
+
+
+# --- calibration -------------------------------------------------------------------------------------------
+
+
+MAKERS = {
+    "item": lambda s: acc.item_event(0.02, s),
+    "higradavg": lambda s: acc.higradavg_event(0.005, 12, s),
+    "group": lambda s: acc.group_event(0.005, 12, s, 4),
+    "user_ldp": acc.user_ldp_event,
+    "element": lambda s: acc.element_event(0.01, s),
+    "two kinds": lambda s: acc.compose(
+        [(acc.item_event(0.02, s), 2), (acc.user_ldp_event(9 * s), 1)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("target", [0.3, 8.0])
+def test_calibrated_noise_keeps_the_promise_and_less_does_not(name, target):
+    make = MAKERS[name]
+    sigma = acc.noise_multiplier(make, 300, epsilon=target, delta=1e-5)
+    assert acc.epsilon(make(sigma), 300, delta=1e-5) <= target
+    assert acc.epsilon(make(sigma * (1 - 2e-4)), 300, delta=1e-5) > target
+
+
+def test_calibration_by_rdp_asks_for_more_noise():
+    pld = acc.noise_multiplier(MAKERS["item"], 300, epsilon=2.0, delta=1e-5)
+    rdp = acc.noise_multiplier(MAKERS["item"], 300, epsilon=2.0, delta=1e-5, engine="rdp")
+    assert pld < rdp < 1.5 * pld
+
+
+def test_calibration_of_fixed_size_batches_by_rdp():
+    def make(sigma):
+        return acc.fixed_size_event(1000, 20, sigma)
+
+    sigma = acc.noise_multiplier(make, 200, epsilon=3.0, delta=1e-5, engine="rdp")
+    assert acc.epsilon(make(sigma), 200, delta=1e-5, engine="rdp") <= 3.0
+    assert acc.epsilon(make(sigma * 0.999), 200, delta=1e-5, engine="rdp") > 3.0
+
+
+def test_calibration_of_no_steps_needs_no_noise():
+    assert acc.noise_multiplier(MAKERS["item"], 0, epsilon=1.0, delta=1e-5) == 0.0
+
+
+def test_calibration_that_noise_cannot_reach_is_refused():
+    with pytest.raises(ValueError, match="check that make_event uses its argument"):
+        acc.noise_multiplier(lambda s: ITEM, 10_000, epsilon=0.1, delta=1e-5)
+    with pytest.raises(ValueError, match="no noise multiplier"):
+        acc.noise_multiplier(lambda s: acc.nonprivate_event(), 1, epsilon=1.0, delta=1e-5)
+    with pytest.raises(TypeError, match="make_event"):
+        acc.noise_multiplier(3.0, 10, epsilon=0.1, delta=1e-5)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the event functions return, and what they refuse."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import stats
+
+from tf_subjectdp import accounting as acc
+
+MAKERS = {
+    "item": lambda s: acc.item_event(0.1, s),
+    "higradavg": lambda s: acc.higradavg_event(0.1, 3, s),
+    "group": lambda s: acc.group_event(0.1, 3, s),
+    "group capped": lambda s: acc.group_event(0.1, 3, s, 2),
+    "subject": lambda s: acc.subject_event(0.1, s),
+    "user_ldp": acc.user_ldp_event,
+    "element": lambda s: acc.element_event(0.1, s),
+    "element_subject": lambda s: acc.element_subject_event(0.1, s, 3),
+    "replace_one": lambda s: acc.replace_one_event(0.1, s),
+    "revealed": lambda s: acc.revealed_event([1.0, 2.0], [0.1, 0.2], s),
+    "fixed_size": lambda s: acc.fixed_size_event(1000, 10, s),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_event_is_a_frozen_hashable_dp_event_that_survives_the_named_tuple(name):
+    event = MAKERS[name](2.0)
+    assert isinstance(event, dp_accounting.DpEvent)
+    assert hash(event) == hash(MAKERS[name](2.0))
+    assert event == MAKERS[name](2.0)
+    with pytest.raises(AttributeError):
+        event.noise_multiplier = 3.0
+    assert type(event).from_named_tuple(event.to_named_tuple()) == event
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_zero_noise_is_accepted_and_not_private(name):
+    event = MAKERS[name](0.0)
+    assert event == dp_accounting.NonPrivateDpEvent()
+    for engine in ("pld", "rdp"):
+        assert acc.epsilon(event, 3, delta=1e-5, engine=engine) == math.inf
+        assert acc.delta(event, 3, epsilon=100.0, engine=engine) == 1.0
+        assert acc.epsilon(event, 0, delta=1e-5, engine=engine) == 0.0
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_noise_out_of_range_is_refused(name, bad):
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        MAKERS[name](bad)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("bad", ["1.0", None, True, [1.0]])
+def test_noise_of_another_type_is_refused(name, bad):
+    with pytest.raises(TypeError, match="noise_multiplier"):
+        MAKERS[name](bad)
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.5, math.nan, math.inf])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda q: acc.item_event(q, 1.0),
+        lambda q: acc.higradavg_event(q, 2, 1.0),
+        lambda q: acc.group_event(q, 2, 1.0),
+        lambda q: acc.subject_event(q, 1.0),
+        lambda q: acc.element_event(q, 1.0),
+        lambda q: acc.element_subject_event(q, 1.0, 2),
+        lambda q: acc.replace_one_event(q, 1.0),
+        lambda q: acc.revealed_event([1.0], [q], 1.0),
+    ],
+)
+def test_rate_outside_zero_and_one_is_refused(make, bad):
+    with pytest.raises(ValueError, match=r"\[0, 1\]|NaN"):
+        make(bad)
+
+
+def test_error_for_a_rate_above_one_gives_the_value_and_the_bound():
+    with pytest.raises(ValueError, match=r"q must be a probability in \[0, 1\], got q=1.5"):
+        acc.item_event(1.5, 1.0)
+
+
+def test_error_for_a_batch_above_the_population_gives_both_numbers():
+    with pytest.raises(ValueError, match="batch_size=20 and population=10"):
+        acc.fixed_size_event(10, 20, 1.0)
+
+
+@pytest.mark.parametrize("bad", [2.0, "2", None, True])
+def test_k_must_be_an_integer(bad):
+    for make in (acc.higradavg_event, acc.group_event):
+        with pytest.raises(TypeError, match="k must be an integer"):
+            make(0.1, bad, 1.0)
+
+
+@pytest.mark.parametrize("bad", [0, -3])
+def test_counts_below_one_are_refused(bad):
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        acc.group_event(0.1, bad, 1.0)
+    with pytest.raises(ValueError, match="max_items_per_subject must be at least 1"):
+        acc.group_event(0.1, 2, 1.0, bad)
+    with pytest.raises(ValueError, match="elements must be at least 1"):
+        acc.element_subject_event(0.1, 1.0, bad)
+
+
+def test_numpy_scalars_are_accepted():
+    event = acc.group_event(np.float32(0.5), np.int64(3), np.float64(2.0), np.int32(2))
+    assert event == acc.group_event(0.5, 3, 2.0, 2)
+
+
+def test_higradavg_rate_is_one_minus_the_probability_of_no_item():
+    assert acc.higradavg_event(0.2, 3, 1.0).sampling_probability == pytest.approx(1 - 0.8**3)
+    tiny = acc.higradavg_event(1e-18, 1000, 1.0).sampling_probability
+    assert tiny == pytest.approx(1e-15, rel=1e-12)
+    # k q = 2.4 exceeds 1; the rate does not.
+    assert 0.9 < acc.higradavg_event(0.0005406, 4484, 1.0).sampling_probability < 1.0
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "cap"), [(0.3, 7, None), (0.01, 4484, None), (0.01, 4484, 5), (0.5, 5000, 2400)]
+)
+def test_group_event_has_the_capped_binomial_distribution(q, k, cap):
+    event = acc.group_event(q, k, 1.0, cap)
+    j = np.array(event.sensitivities)
+    probabilities = np.array(event.sampling_probs)
+    top = cap or k
+    exact = stats.binom.pmf(np.arange(k + 1), k, q)
+    exact[top] += exact[top + 1 :].sum()
+    assert j.max() <= top
+    assert probabilities.sum() == pytest.approx(1.0, abs=1e-12)
+    np.testing.assert_allclose(probabilities, exact[j.astype(int)], rtol=1e-8, atol=1e-50)
+
+
+def test_group_event_of_a_million_items_is_small():
+    event = acc.group_event(1e-5, 1_000_000, 20.0)
+    assert len(event.sensitivities) < 400
+    assert acc.epsilon(event, 10, delta=1e-5) > 0.0
+
+
+def test_cap_of_k_or_more_is_no_cap():
+    assert acc.group_event(0.1, 4, 2.0, 4) == acc.group_event(0.1, 4, 2.0)
+    assert acc.group_event(0.1, 4, 2.0, 9) == acc.group_event(0.1, 4, 2.0)
+
+
+def test_element_event_is_the_revealed_event_of_sensitivity_two():
+    assert acc.element_event(0.1, 3.0) == acc.revealed_event([2], [0.1], 3)
+
+
+def test_revealed_event_refuses_what_is_not_a_distribution():
+    with pytest.raises(ValueError, match="sum to at most 1, got 1.1"):
+        acc.revealed_event([1.0, 2.0], [0.5, 0.6], 1.0)
+    with pytest.raises(ValueError, match="one length, got 2 and 1"):
+        acc.revealed_event([1.0, 2.0], [0.5], 1.0)
+    with pytest.raises(ValueError, match="sensitivities must be finite"):
+        acc.revealed_event([-1.0], [0.5], 1.0)
+
+
+def test_compose_refuses_what_is_not_a_list_of_events_and_counts():
+    with pytest.raises(TypeError, match="pairs"):
+        acc.compose([acc.item_event(0.1, 1.0)])
+    with pytest.raises(TypeError, match="DpEvent first"):
+        acc.compose([(0.1, 3)])
+    with pytest.raises(TypeError, match="count must be an integer"):
+        acc.compose([(acc.item_event(0.1, 1.0), 2.0)])
+    with pytest.raises(ValueError, match="count must be at least 0"):
+        acc.compose([(acc.item_event(0.1, 1.0), -1)])

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tf_subjectdp: Keras models whose differential privacy protects a person, not a row.
+
+    import tf_subjectdp as sdp
+
+    stats = sdp.SubjectStats.from_ids(patient_id)
+    plan = sdp.plan(sdp.HiGradAvg(clip_norm=1.0), sdp.PoissonItems(512), stats, epochs=10,
+                    epsilon=4.0, delta=1e-5)
+    model = sdp.PrivateModel(keras_model)
+    model.compile(optimizer=plan.optimizer("adam"), loss="sparse_categorical_crossentropy")
+    model.fit(plan.dataset(x, y, patient_id))
+
+Names are loaded when they are first used: `import tf_subjectdp.accounting` never loads TensorFlow.
+"""
+
+import importlib
+from typing import Any
+
+# Registers the TensorFlow Datasets builders lazily; loads neither TensorFlow nor TFDS.
+from tf_subjectdp import datasets
+from tf_subjectdp.version import __version__
+
+_HOME = {
+    "algorithms": (
+        "Algorithm",
+        "GroupDP",
+        "HiGradAvg",
+        "ItemDP",
+        "SubjectDP",
+        "UserLDP",
+    ),
+    "sampling": (
+        "FixedSize",
+        "PoissonItems",
+        "PoissonSubjects",
+        "Shuffle",
+        "SubjectStats",
+    ),
+    "plans": ("Plan", "plan"),
+    "keras": (
+        "DPOptimizer",
+        "EngineOptions",
+        "PrivacyBudget",
+        "PrivacyLedger",
+        "PrivacyScalars",
+        "PrivateModel",
+        "private_step",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_SUBMODULES = ("accounting", "algorithms", "clipping", "keras", "plans", "sampling", "statement")
+
+__all__ = ["__version__", "datasets", *_MODULE_OF, *_SUBMODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    elif name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accountant: what a step is (`*_event`), and what it costs (`epsilon`, `delta`, `noise_multiplier`).
+
+    from tf_subjectdp import accounting
+    event = accounting.higradavg_event(q=0.016, k=145, noise_multiplier=60.0)
+    accounting.epsilon(event, steps=6200, delta=1e-5)
+
+NumPy, SciPy and dp_accounting only: TensorFlow is never imported. Two engines: "pld" (default; within 1e-3 of
+the true value and never below it) and "rdp" (looser, also for sampling without replacement).
+"""
+
+from tf_subjectdp.accounting.events import (
+    PoissonReplaceOneDpEvent,
+    RevealedSensitivityDpEvent,
+    compose,
+    element_event,
+    element_subject_event,
+    fixed_size_event,
+    group_event,
+    higradavg_event,
+    item_event,
+    nonprivate_event,
+    replace_one_event,
+    revealed_event,
+    subject_event,
+    user_ldp_event,
+)
+from tf_subjectdp.accounting.solve import delta, epsilon, noise_multiplier
+
+__all__ = [
+    "PoissonReplaceOneDpEvent",
+    "RevealedSensitivityDpEvent",
+    "compose",
+    "delta",
+    "element_event",
+    "element_subject_event",
+    "epsilon",
+    "fixed_size_event",
+    "group_event",
+    "higradavg_event",
+    "item_event",
+    "noise_multiplier",
+    "nonprivate_event",
+    "replace_one_event",
+    "revealed_event",
+    "subject_event",
+    "user_ldp_event",
+]

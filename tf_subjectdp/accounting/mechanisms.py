@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few canonical mechanisms that both engines understand, as dominating pairs in one dimension.
+
+All lengths are in units of the noise's standard deviation. A `Pair` (P, Q) is two mixtures of unit-variance
+Gaussians whose log-ratio increases with the outcome. A mechanism has one or two DIRECTIONS (remove and add
+a unit); a direction is a list of BRANCHES (probability, pair) of which the adversary sees which one runs.
+The probabilities sum to at most 1; with the rest nothing is released (privacy loss 0).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar, Sequence
+
+import numpy as np
+
+# Upper binomial atoms of joint probability below this are dropped and their mass is put into delta;
+# lower atoms below it are moved up to the next sensitivity, which is worse for privacy (dominance).
+DROPPED_MASS = 1e-36
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """P = sum_j p_weights[j] N(p_locations[j], 1) against Q likewise; log P/Q increases.
+
+    `dropped` is the mass missing from the mixture (from P or Q): it counts as infinite privacy loss.
+    """
+
+    p_locations: tuple[float, ...]
+    p_weights: tuple[float, ...]
+    q_locations: tuple[float, ...]
+    q_weights: tuple[float, ...]
+    dropped: float = 0.0
+
+
+Branches = tuple[tuple[float, Pair], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """Base class: what one step is; equal mechanisms compose into one (value, count)."""
+
+    #: Why the PLD engine cannot do it; None if it can.
+    pld_refusal: ClassVar[str | None] = None
+
+    def directions(self) -> tuple[Branches, ...]:
+        """One or two lists of branches; the guarantee is the worst of them."""
+        raise NotImplementedError
+
+    @property
+    def is_gaussian(self) -> bool:
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaussian(Mechanism):
+    """N(mu, 1) against N(0, 1); mu = sensitivity / noise standard deviation."""
+
+    mu: float
+
+    def directions(self) -> tuple[Branches, ...]:
+        return (((1.0, gaussian_pair(self.mu)),),)
+
+    @property
+    def is_gaussian(self) -> bool:
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture(Mechanism):
+    """sum_j weights[j] N(locations[j], 1) against N(0, 1), in both directions (add or remove)."""
+
+    locations: tuple[float, ...]
+    weights: tuple[float, ...]
+    dropped: float
+
+    def directions(self) -> tuple[Branches, ...]:
+        remove = Pair(self.locations, self.weights, (0.0,), (1.0,), self.dropped)
+        # Adding: N(0, 1) against the mixture, mirrored so that the loss increases with the outcome.
+        mirrored = tuple(-c for c in self.locations)
+        add = Pair((0.0,), (1.0,), mirrored, self.weights, self.dropped)
+        return (((1.0, remove),), ((1.0, add),))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplaceOne(Mechanism):
+    """(1-p) N(0, 1) + p N(mu, 1) against (1-p) N(0, 1) + p N(-mu, 1); symmetric."""
+
+    probability: float
+    mu: float
+
+    def directions(self) -> tuple[Branches, ...]:
+        weights = (1.0 - self.probability, self.probability)
+        pair = Pair((0.0, self.mu), weights, (0.0, -self.mu), weights)
+        return (((1.0, pair),),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Revealed(Mechanism):
+    """With probability probabilities[i], known to the adversary, N(mus[i], 1) against N(0, 1)."""
+
+    mus: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    def directions(self) -> tuple[Branches, ...]:
+        return (tuple((w, gaussian_pair(mu)) for mu, w in zip(self.mus, self.probabilities)),)
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSize(Mechanism):
+    """A batch of `batch_size` out of `population` without replacement, one unit replaced.
+
+    `noise_multiplier` is relative to the distance a replacement moves the sum (2 C).
+    """
+
+    pld_refusal: ClassVar[str | None] = (
+        "sampling without replacement has no privacy loss distribution here; "
+        'use engine="rdp" for a plan that contains it'
+    )
+
+    population: int
+    batch_size: int
+    noise_multiplier: float
+
+    def directions(self) -> tuple[Branches, ...]:
+        raise NotImplementedError(self.pld_refusal)
+
+
+def gaussian_pair(mu: float) -> Pair:
+    """The pair of the Gaussian mechanism, N(mu, 1) against N(0, 1)."""
+    return Pair((mu,), (1.0,), (0.0,), (1.0,))
+
+
+def make_mixture(locations: Sequence[float], weights: Sequence[float]) -> Mechanism | None:
+    """Canonical mechanism of a mixture: sorted, merged, tails cut pessimistically; None if void.
+
+    Args:
+      locations: sensitivities over noise, >= 0.
+      weights: their probabilities, of sum 1.
+    """
+    values, inverse = np.unique(np.asarray(locations, dtype=np.float64), return_inverse=True)
+    mass = np.bincount(inverse.ravel(), weights=np.asarray(weights, dtype=np.float64))
+    keep = mass > 0.0
+    values, mass = values[keep], mass[keep]
+    mass = mass / math.fsum(mass)
+    upper = np.cumsum(mass[::-1])[::-1]
+    high = max(int(np.sum(upper > DROPPED_MASS)), 1)
+    dropped = float(upper[high]) if high < len(mass) else 0.0
+    values, mass = values[:high], mass[:high]
+    low = int(np.sum(np.cumsum(mass) <= DROPPED_MASS))
+    mass[low] += mass[:low].sum()
+    values, mass = values[low:], mass[low:]
+    if len(values) == 1 and dropped == 0.0:
+        return Gaussian(float(values[0])) if values[0] > 0.0 else None
+    return Mixture(tuple(map(float, values)), tuple(map(float, mass)), dropped)
+
+
+def make_revealed(mus: Sequence[float], probabilities: Sequence[float]) -> Mechanism | None:
+    """Canonical mechanism of known sensitivities; None if nothing is ever released."""
+    merged: dict[float, float] = {}
+    for mu, weight in zip(mus, probabilities):
+        if mu > 0.0 and weight > 0.0:
+            merged[float(mu)] = merged.get(float(mu), 0.0) + float(weight)
+    if not merged:
+        return None
+    items = sorted(merged.items())
+    if len(items) == 1 and items[0][1] >= 1.0:
+        return Gaussian(items[0][0])
+    total = max(math.fsum(merged.values()), 1.0)
+    return Revealed(tuple(mu for mu, _ in items), tuple(weight / total for _, weight in items))

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every algorithm is: a clipping rule, a divisor and its guarantee under each sampling.
+
+Knows `accounting` events and `clipping` partitions; imports nothing else of the package.
+"""
+
+import abc
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+from scipy import stats
+
+from tf_subjectdp import accounting
+from tf_subjectdp.clipping import BatchPartition
+
+# Below this the squares of a float32 gradient vanish before they can be compared with the bound.
+_SMALLEST_CLIP_NORM = 1e-10
+
+ADD_OR_REMOVE_SUBJECT = "adding or removing one subject with all of their items"
+REPLACE_SUBJECT = "replacing the contents of all items of one subject, in place"
+CHANGE_ANYTHING = "any change of the data"
+ADD_OR_REMOVE_ITEM = "adding or removing one item"
+REPLACE_ITEM = "replacing the contents of one item, in place"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingFacts:
+    """The public constants of a plan that a guarantee depends on.
+
+    Attributes:
+      scheme: "poisson_items", "poisson_subjects", "fixed_size" or "shuffle".
+      rate: probability that an item (a subject, for "poisson_subjects") is in a step's batch.
+      n_items: items in the data, after contribution bounding.
+      n_subjects: subjects in the data.
+      batch_size: expected (or fixed) number of items of a step.
+      expected_subjects: expected number of subjects of a step.
+      max_items: k, the most items that one subject has in the data, after contribution bounding.
+      step_cap: most items that a sampled subject brings to a step; None without such a cap.
+      data_cap: whether items were dropped to make `max_items` hold, so that one may displace another.
+      steps_per_epoch: steps of one pass over the data.
+    """
+
+    scheme: str
+    rate: float
+    n_items: int
+    n_subjects: int
+    batch_size: float
+    expected_subjects: float
+    max_items: int
+    step_cap: int | None = None
+    data_cap: bool = False
+    steps_per_epoch: int = 1
+
+    @property
+    def items_in_step(self) -> int:
+        """The most items that a subject who was sampled as a whole can bring to a step."""
+        return self.max_items if self.step_cap is None else min(self.max_items, self.step_cap)
+
+    @property
+    def subject_rate(self) -> float:
+        """Largest probability that a subject has any item in a step's batch."""
+        if self.scheme == "poisson_subjects":
+            return self.rate
+        if self.scheme == "poisson_items":
+            if self.rate >= 1.0:
+                return 1.0
+            return -math.expm1(self.max_items * math.log1p(-self.rate))
+        if self.scheme == "fixed_size":
+            return float(1.0 - self.items_law()[1][0])
+        return 1.0
+
+    def items_law(self) -> tuple[np.ndarray, np.ndarray]:
+        """Law of the number of the largest subject's items in one batch of a fixed size."""
+        size = min(int(self.batch_size), self.n_items)
+        counts = np.arange(min(self.max_items, size) + 1)
+        return counts, stats.hypergeom(self.n_items, self.max_items, size).pmf(counts)
+
+    def most_square_items(self, cap: int | None = None) -> int:
+        """Largest sum over the batches of a shuffled epoch of (a subject's items in it)^2."""
+        batch = min(int(self.batch_size), cap or self.max_items, self.max_items)
+        full, rest = divmod(self.max_items, batch)
+        full = min(full, self.steps_per_epoch)
+        rest = rest if full < self.steps_per_epoch else 0
+        return full * batch**2 + rest**2
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """What a run of steps promises to one unit.
+
+    Attributes:
+      unit: "subject" or "item".
+      adjacency: the change of the data that the promise is about, in words.
+      events: dp_accounting events, each of which alone bounds `steps_per_event` steps; the
+        smallest resulting epsilon counts.
+      reason: one sentence on why this is the event.
+      steps_per_event: 1, or the steps of an epoch where an epoch is what composes.
+      engine: "pld" or "rdp", the engine that can evaluate the events.
+    """
+
+    unit: str
+    adjacency: str
+    events: tuple[dp_accounting.DpEvent, ...]
+    reason: str
+    steps_per_event: int = 1
+    engine: str = "pld"
+
+    def times(self, steps: int) -> int:
+        """How often the events occur in `steps` steps: a begun epoch counts whole."""
+        return -(-steps // self.steps_per_event)
+
+    def epsilon(self, steps: int, delta: float) -> float:
+        """The smallest epsilon that any of the events proves for `steps` steps at `delta`."""
+        return min(
+            accounting.epsilon(event, self.times(steps), delta=delta, engine=self.engine)
+            for event in self.events
+        )
+
+    def total(self, steps: int) -> dp_accounting.DpEvent:
+        """The first event, composed over `steps` steps: accepted by any accountant."""
+        return accounting.compose([(self.events[0], self.times(steps))])
+
+
+def check_noise_multiplier(value: float) -> float:
+    """Returns a noise multiplier as a float; ValueError unless it is finite and at least 0."""
+    return _finite("noise_multiplier", value, lambda v: v >= 0.0, "at least 0")
+
+
+def _finite(name, value, holds, bound) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name}={value!r} must be a number.")
+    value = float(value)
+    if not math.isfinite(value) or not holds(value):
+        raise ValueError(f"{name}={value} must be finite and {bound}.")
+    return value
+
+
+def check_cap(name: str, value: int | None) -> int | None:
+    """Returns a cap on items as an int or None; ValueError unless it is at least 1."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}={value!r} must be an integer or None.")
+    if value < 1:
+        raise ValueError(f"{name}={value} must be at least 1; use None for no cap.")
+    return int(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm(abc.ABC):
+    """A rule for what a subject may add to a step. Frozen; a subclass is one file.
+
+    Attributes:
+      clip_norm: C, the bound of the L2 norm of one clipped term, in units of the loss's gradient.
+    """
+
+    clip_norm: float
+
+    unit_of_noise: ClassVar[str] = "clip_norm"
+    kind: ClassVar[str]
+
+    def __post_init__(self):
+        clip_norm = _finite("clip_norm", self.clip_norm, lambda v: v > 0.0, "above 0")
+        if clip_norm < _SMALLEST_CLIP_NORM:
+            raise ValueError(
+                f"clip_norm={clip_norm} is below {_SMALLEST_CLIP_NORM}, where float32 norms cannot "
+                "be trusted; scale the loss up and use a larger clip_norm."
+            )
+        object.__setattr__(self, "clip_norm", clip_norm)
+
+    @abc.abstractmethod
+    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> BatchPartition:
+        """Says which rows of a batch form which clipped term.
+
+        Args:
+          subject: integer or string [B].
+          mask: bool [B], False for padding.
+        """
+
+    def divisor(self, facts: SamplingFacts) -> float:
+        """The constant by which the noised sum is divided; never a function of the batch."""
+        return facts.batch_size
+
+    def subject_guarantee(self, facts: SamplingFacts, noise_multiplier: float) -> Guarantee:
+        """What one step promises to a person. Raises ValueError where nothing is proven."""
+        return self._guarantee("subject", facts, noise_multiplier)
+
+    def item_guarantee(self, facts: SamplingFacts, noise_multiplier: float) -> Guarantee:
+        """What one step promises to a single item. Raises ValueError where nothing is proven."""
+        return self._guarantee("item", facts, noise_multiplier)
+
+    def _guarantee(self, unit: str, facts: SamplingFacts, noise_multiplier: float) -> Guarantee:
+        rule = getattr(self, f"_{unit}_under_{facts.scheme}", None)
+        if rule is None:
+            raise ValueError(
+                f"{type(self).__name__} with sampling {facts.scheme!r} has no proven guarantee for "
+                f"one {unit}; see the table of algorithms and samplings in the documentation."
+            )
+        return rule(facts, check_noise_multiplier(noise_multiplier))
+
+    def get_config(self) -> dict[str, Any]:
+        """JSON-able fields; `algorithm_from_config` is the inverse."""
+        return {"name": type(self).__name__, **dataclasses.asdict(self)}
+
+
+_ALGORITHMS: dict[str, type[Algorithm]] = {}
+
+
+def register_algorithm(cls: type[Algorithm]) -> type[Algorithm]:
+    """Class decorator that lets `algorithm_from_config` find an algorithm by its name."""
+    _ALGORITHMS[cls.__name__] = cls
+    return cls
+
+
+def algorithm_from_config(config: dict[str, Any]) -> Algorithm:
+    """Rebuilds an algorithm from `Algorithm.get_config()`; ValueError for an unknown name."""
+    config = dict(config)
+    name = config.pop("name", None)
+    if name not in _ALGORITHMS:
+        raise ValueError(f"algorithm {name!r} is unknown; known are {sorted(_ALGORITHMS)}.")
+    return _ALGORITHMS[name](**config)

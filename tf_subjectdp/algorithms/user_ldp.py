@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""UserLDP: the whole batch gradient of a data holder is clipped (Marathe et al., both texts).
+
+    g    <-  (sum over all items i of the batch of g_i) / (number of items),   g / max(1, |g| / C)
+    step <-  g + N(0, sigma^2 C^2 I)
+
+Any change of the holder's data can move the clipped vector from one side of the ball to the other:
+2 C at every step, whatever was sampled. (The texts count C, and a condition on sigma whose proof
+bounds a difference of norms; neither carries the promise.) The number of items inside the clipped
+mean is harmless: the result stays within the ball.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tf_subjectdp import accounting
+from tf_subjectdp.algorithms import base, higradavg, item_dp
+from tf_subjectdp.clipping import BatchPartition
+
+
+@base.register_algorithm
+@dataclasses.dataclass(frozen=True)
+class UserLDP(base.Algorithm):
+    """Clips the mean gradient of the whole batch.
+
+    Attributes:
+      clip_norm: C, bound of the L2 norm of the batch's mean gradient.
+    """
+
+    kind: ClassVar[str] = "grouped"
+
+    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> BatchPartition:
+        del subject  # The unit is everybody in the batch.
+        present = tf.maximum(tf.reduce_sum(tf.cast(mask, tf.float32)), 1.0)
+        ones = tf.ones_like(mask, tf.float32)
+        return BatchPartition(tf.where(mask, 0, -1), ones / present, ones, linear=False)
+
+    def divisor(self, facts: base.SamplingFacts) -> float:
+        return 1.0
+
+    def _subject(self, facts, sigma):
+        return base.Guarantee(
+            "subject",
+            base.CHANGE_ANYTHING,
+            (accounting.user_ldp_event(sigma),),
+            "any change of the data moves the clipped batch gradient by at most two clip norms, at "
+            "every step",
+        )
+
+    _subject_under_poisson_items = _subject
+    _subject_under_poisson_subjects = _subject
+    _subject_under_fixed_size = _subject
+
+    def _subject_under_shuffle(self, facts, sigma):
+        return higradavg.shuffled_average(facts, sigma)
+
+    def _item_under_poisson_items(self, facts, sigma):
+        one_place = accounting.replace_one_event if facts.data_cap else accounting.item_event
+        return base.Guarantee(
+            "item",
+            base.ADD_OR_REMOVE_ITEM,
+            (one_place(facts.rate, sigma / 2.0), accounting.user_ldp_event(sigma)),
+            "items are sampled independently; one of them moves the clipped batch gradient by up to "
+            "two clip norms",
+        )
+
+    def _item_under_poisson_subjects(self, facts, sigma):
+        return dataclasses.replace(self._subject(facts, sigma), unit="item")
+
+    def _item_under_fixed_size(self, facts, sigma):
+        return higradavg.replaced_item(facts, sigma)
+
+    def _item_under_shuffle(self, facts, sigma):
+        return item_dp.shuffled_item(facts, sigma)

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the gradients of a batch to one clipped sum, in bounded memory, for any layer.
+
+Knows a function from rows to losses, the variables, a `BatchPartition` and a clip norm; imports
+the rest of `clipping`. It never sees subjects: which rows belong together is the algorithm's word.
+
+Two strategies give the same sum:
+
+* "vectorized": the gradients of a chunk of rows at a time by `tf.vectorized_map`; fast where
+  TensorFlow can vectorise the model. The chunk follows from the number of parameters.
+* "loop": one ordinary backward pass a row (LINEAR) or a group (GROUPED), in a `tf.while_loop`; works
+  for anything that has a gradient and holds one gradient at a time.
+
+A strategy that computes norms without item gradients is added by registering it in `STRATEGIES`.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_subjectdp.clipping import loop, vectorized
+from tf_subjectdp.clipping.partition import BatchPartition
+
+_log = logging.getLogger("tf_subjectdp")
+
+# rows -> (loss [n], predictions: nest of [n, ...]); rows is a nest of [n, ...].
+RowFunction = Callable[[Any], tuple[tf.Tensor, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineOptions:
+    """How the sum is computed; nothing here changes what is computed or its guarantee.
+
+    Attributes:
+      strategy: "auto", "vectorized" or "loop".
+      memory_budget: bytes that the item gradients of one chunk may take, about a third of what the
+        step needs beside the model.
+      max_rows: rows of one group that go through one backward pass of "loop", and the largest chunk
+        of "vectorized".
+    """
+
+    strategy: str = "auto"
+    memory_budget: int = 256 * 2**20
+    max_rows: int = 1024
+
+    def __post_init__(self):
+        if self.strategy not in ("auto", *STRATEGIES):
+            raise ValueError(
+                f"strategy={self.strategy!r} is unknown; use one of {('auto', *STRATEGIES)}."
+            )
+        for name in ("memory_budget", "max_rows"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r} must be an integer of at least 1.")
+
+    def chunk_rows(self, variables: Sequence[tf.Variable]) -> int:
+        """How many item gradients of these variables fit into the budget, between 1 and `max_rows`."""
+        parameters = sum(v.shape.num_elements() for v in variables)
+        return max(1, min(self.max_rows, self.memory_budget // (4 * max(parameters, 1))))
+
+
+class ClippedSum(NamedTuple):
+    """What a batch contributes to a step, before the noise.
+
+    Attributes:
+      total: list of float32 tensors shaped as the variables: the clipped sum.
+      rows: int32 [m], the rows of the batch that took part, in the order of what follows.
+      losses: float32 [m], their losses.
+      predictions: nest of [m, ...], what the model put out for them.
+      clipped: float32 scalar, groups that were scaled down.
+      groups: float32 scalar, groups in all.
+      non_finite: float32 scalar, rows (or sums of a group) that were not finite and count as zero.
+    """
+
+    total: list[tf.Tensor]
+    rows: tf.Tensor
+    losses: tf.Tensor
+    predictions: Any
+    clipped: tf.Tensor
+    groups: tf.Tensor
+    non_finite: tf.Tensor
+
+
+class Strategy(NamedTuple):
+    """One way of computing a clipped sum; `name` is what the log and the statement say."""
+
+    name: str
+    run: Callable[..., Any]
+
+
+STRATEGIES = {
+    "vectorized": Strategy("vectorized", vectorized.clipped_sum),
+    "loop": Strategy("loop", loop.clipped_sum),
+}
+
+
+def choose_strategy(
+    row_function: RowFunction,
+    variables: Sequence[tf.Variable],
+    row_spec: Any,
+    *,
+    linear: bool,
+    options: EngineOptions = EngineOptions(),
+) -> tuple[str, str]:
+    """Decides how the step is computed, before it is traced, and says so in one log line.
+
+    Args:
+      row_function: rows -> (loss [n], predictions). Whatever it raises is raised.
+      variables: what is trained.
+      row_spec: nest of `tf.TensorSpec` with an unknown leading dimension.
+      linear: the kind of rule.
+      options: the user's choice; "auto" tries "vectorized" first.
+
+    Returns:
+      The strategy's name and the sentence that was logged.
+    """
+    # A mistake in the model or the loss must surface as itself, not as "cannot be vectorised".
+    tf.function(row_function).get_concrete_function(row_spec)
+    if options.strategy == "loop":
+        return "loop", _say("loop", "asked for", linear)
+    chunk = options.chunk_rows(variables)
+    if options.strategy == "auto" and chunk == 1:
+        return "loop", _say("loop", "one item gradient fills the memory budget", linear)
+    reason, sequential = vectorized.why_not(row_function, variables, row_spec, chunk)
+    if reason:
+        if options.strategy == "vectorized":
+            raise ValueError(
+                f"strategy='vectorized' was asked for, but TensorFlow cannot vectorise this model: "
+                f"{reason}. Use strategy='auto' or 'loop'."
+            )
+        return "loop", _say("loop", f"TensorFlow cannot vectorise this model ({reason})", linear)
+    if sequential and not linear and options.strategy == "auto":
+        # One ordinary backward pass a group beats a sequential loop over its items.
+        why = f"TensorFlow runs {', '.join(sequential)} item by item"
+        return "loop", _say("loop", why, linear)
+    detail = f"chunks of up to {chunk} items"
+    if sequential:
+        detail += f"; TensorFlow runs {', '.join(sequential)} item by item inside a chunk"
+    return "vectorized", _say("vectorized", detail, linear)
+
+
+def _say(name: str, detail: str, linear: bool) -> str:
+    unit = "item" if linear else "group of items"
+    what = {
+        "vectorized": "per-item gradients by tf.vectorized_map",
+        "loop": f"one backward pass for each {unit}",
+    }[name]
+    sentence = f"clipping engine: {what} ({detail})"
+    _log.info(sentence)
+    return sentence
+
+
+def clipped_sum(
+    row_function: RowFunction,
+    variables: Sequence[tf.Variable],
+    rows: Any,
+    partition: BatchPartition,
+    clip_norm: float,
+    *,
+    strategy: str,
+    options: EngineOptions = EngineOptions(),
+) -> ClippedSum:
+    """Computes sum_a group_scale[a] * clip(sum_{i in a} item_scale[i] * g_i, clip_norm).
+
+    Args:
+      row_function: rows -> (loss [n], predictions: nest of [n, ...]).
+      variables: what is trained.
+      rows: nest of [B, ...]; B = 0 is allowed.
+      partition: the groups and the scales, for B rows.
+      clip_norm: the bound of a group's norm, positive.
+      strategy: a name in `STRATEGIES`, as `choose_strategy` returned it.
+      options: budget and chunk bounds.
+
+    Returns:
+      The `ClippedSum`. A row whose gradient is not finite counts as zero and is counted.
+    """
+    group = partition.group
+    taking_part = tf.cast(tf.where(group >= 0)[:, 0], tf.int32)
+    if not partition.linear:
+        order = tf.argsort(tf.gather(group, taking_part), stable=True)
+        taking_part = tf.gather(taking_part, order)
+    count = tf.size(taking_part)
+    # An empty batch still goes once through the model, with weight zero, so that all shapes and
+    # the predictions' structure are the same as ever.
+    empty = tf.cast(tf.equal(count, 0), tf.int32)
+    index = tf.concat([taking_part, tf.zeros([empty], tf.int32)], 0)
+    rows = tf.nest.map_structure(lambda t: _pad_empty(t), rows)
+    group, item_scale, group_scale = (_pad_empty(t) for t in partition[:3])
+    ordered = BatchPartition(
+        group=tf.gather(group, index),
+        item_scale=tf.where(empty > 0, 0.0, tf.gather(item_scale, index)),
+        group_scale=tf.where(empty > 0, 0.0, group_scale),
+        linear=partition.linear,
+    )
+    outputs_spec = _output_specs(row_function, rows)
+    total, outputs, stats = STRATEGIES[strategy].run(
+        row_function, variables, rows, index, ordered, clip_norm, options, _buffers(outputs_spec)
+    )
+    stats *= tf.cast(1 - empty, tf.float32)
+    for output, spec in zip(outputs, tf.nest.flatten(outputs_spec), strict=True):
+        output.set_shape([None, *spec.shape[1:]])
+    losses, predictions = tf.nest.pack_sequence_as(outputs_spec, [o[:count] for o in outputs])
+    return ClippedSum(total, taking_part, losses, predictions, stats[0], stats[1], stats[2])
+
+
+def _output_specs(row_function: RowFunction, rows: Any) -> Any:
+    """The structure, types and shapes [None, ...] of what `row_function` returns."""
+    spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
+    outputs = tf.function(row_function).get_concrete_function(spec).structured_outputs
+    return tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape[1:]], s.dtype), outputs)
+
+
+def _buffers(specs: Any) -> list[tf.TensorArray]:
+    """Empty arrays that take the outputs of any number of chunks of any length."""
+    return [
+        tf.TensorArray(s.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=s.shape)
+        for s in tf.nest.flatten(specs)
+    ]
+
+
+def _pad_empty(tensor: tf.Tensor) -> tf.Tensor:
+    """Gives a tensor without rows one row of zeros; any other passes unchanged."""
+    shape = tf.shape(tensor)
+    missing = tf.cast(tf.equal(shape[0], 0), tf.int32)
+    padding = tf.zeros(tf.concat([[missing], shape[1:]], 0), tensor.dtype)
+    padded = tf.concat([tensor, padding], 0)
+    padded.set_shape([None, *tensor.shape[1:]])
+    return padded

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the rows of a batch form the clipped terms of a step: the language of every algorithm.
+
+Knows ids and masks only; imports TensorFlow and `randomness` alone.
+
+Every step of this library is
+
+    sum over groups a of  group_scale[a] * clip( sum over rows i in a of item_scale[i] * g_i )
+
+where g_i is the gradient of row i's loss and clip scales a vector down to norm `clip_norm`. An
+algorithm is the choice of the three vectors, a `BatchPartition`. If every group is one row the rule
+is LINEAR (the weights follow from the norms |g_i|); otherwise it is GROUPED (they follow from the
+norms of the groups' sums).
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_subjectdp.clipping.randomness import fresh_seed
+
+
+class BatchPartition(NamedTuple):
+    """The clipped terms of one batch of B rows.
+
+    Attributes:
+      group: int32 [B], the group of each row, in [0, B); -1 for a row that takes no part.
+      item_scale: float32 [B], multiplies the row's gradient before the clipping.
+      group_scale: float32 [B], indexed by group, multiplies the group's clipped sum.
+      linear: whether every group is a single row and all `item_scale` are 1.
+    """
+
+    group: tf.Tensor
+    item_scale: tf.Tensor
+    group_scale: tf.Tensor
+    linear: bool
+
+
+def subject_index(subject: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Numbers the subjects of a batch densely.
+
+    Args:
+      subject: integer or string [B], the subject of each row.
+      mask: bool [B], False for padding rows.
+
+    Returns:
+      int32 [B] with values in [0, B); -1 where `mask` is False.
+    """
+    _, index = tf.unique(subject)
+    return tf.where(mask, index, -1)
+
+
+def group_sizes(index: tf.Tensor) -> tf.Tensor:
+    """Counts the rows of each group: int32 [B] -> float32 [B], indexed by group (0 if unused)."""
+    ones = tf.ones_like(index, dtype=tf.float32)
+    # Rows with index -1 are dropped by unsorted_segment_sum.
+    return tf.math.unsorted_segment_sum(ones, index, tf.size(index))
+
+
+def sizes_of_rows(index: tf.Tensor) -> tf.Tensor:
+    """The size of each row's own group: int32 [B] -> float32 [B]; 1 for rows without a group."""
+    sizes = tf.gather(group_sizes(index), tf.maximum(index, 0))
+    return tf.where(index >= 0, sizes, 1.0)
+
+
+def random_subset(index: tf.Tensor, limit: int) -> tf.Tensor:
+    """Keeps at most `limit` rows of each group, chosen uniformly and afresh at every call.
+
+    Args:
+      index: int32 [B], group of each row, -1 for none.
+      limit: how many rows a group may keep, at least 1.
+
+    Returns:
+      int32 [B]: `index` with -1 for the rows that were dropped.
+    """
+    rows = tf.size(index)
+    keys = tf.random.stateless_uniform(
+        [rows], fresh_seed(), minval=None, maxval=None, dtype=tf.int64, alg="philox"
+    )
+    shuffled = tf.argsort(keys)
+    # A stable sort by group of an already shuffled order: random inside every group.
+    order = tf.gather(shuffled, tf.argsort(tf.gather(index, shuffled), stable=True))
+    ordered = tf.gather(index, order)
+    rank = tf.range(rows) - tf.searchsorted(ordered, ordered, side="left")
+    kept = tf.where(rank < limit, ordered, -1)
+    return tf.tensor_scatter_nd_update(tf.fill([rows], -1), order[:, tf.newaxis], kept)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks: stop before a budget is overspent, show epsilon, and keep count through a crash.
+
+Knows `PrivateModel` and its plan. Imports Keras, `trackers` and the plan's methods only.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tf_subjectdp.keras.trackers import EPSILON_POINTS
+
+
+def _plan_of(callback: Any) -> Any:
+    plan = getattr(getattr(callback.model, "optimizer", None), "plan", None)
+    if plan is None:
+        raise ValueError(
+            f"{type(callback).__name__} needs a model whose optimizer has a plan: "
+            "compile(optimizer=plan.optimizer(inner))."
+        )
+    return plan
+
+
+def steps_within(epsilon_of: Callable[[int], float], budget: float, most: int) -> int:
+    """The largest number of steps, at most `most`, whose epsilon is within `budget`."""
+    low, high = 0, most
+    if epsilon_of(most) <= budget:
+        return most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if epsilon_of(middle) <= budget else (low, middle)
+    return low
+
+
+class PrivacyBudget(tf.keras.callbacks.Callback):
+    """Stops training before the next step would overspend a budget smaller than the plan's.
+
+    Args:
+      epsilon: the budget, above 0.
+      delta: the delta at which it is meant; None takes the plan's.
+      unit: "subject" or "item"; None takes the plan's.
+    """
+
+    def __init__(self, epsilon: float, *, delta: float | None = None, unit: str | None = None):
+        super().__init__()
+        if not isinstance(epsilon, (int, float)) or not math.isfinite(epsilon) or epsilon <= 0:
+            raise ValueError(f"epsilon={epsilon!r} must be finite and above 0.")
+        if delta is not None and not 0.0 < delta < 1.0:
+            raise ValueError(f"delta={delta} must lie strictly between 0 and 1.")
+        self.epsilon, self.delta, self.unit = float(epsilon), delta, unit
+        self._allowed = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        plan = _plan_of(self)
+        self._allowed = steps_within(
+            lambda steps: plan.epsilon(self.delta, unit=self.unit, steps=steps),
+            self.epsilon,
+            plan.steps,
+        )
+        taken = self.model.optimizer.steps_taken
+        if taken + self._per_call() > self._allowed:
+            raise ValueError(
+                f"{taken} steps are taken, and a budget of epsilon={self.epsilon:g} allows "
+                f"{self._allowed}: not one more call of the training function fits in. Raise the "
+                "budget."
+            )
+
+    def _per_call(self) -> int:
+        value = getattr(self.model, "_steps_per_execution", None)
+        value = getattr(self.model, "steps_per_execution", 1) if value is None else value
+        return int(value.numpy()) if hasattr(value, "numpy") else int(value or 1)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.model.optimizer.steps_taken + self._per_call() > self._allowed:
+            self.model.stop_training = True
+
+
+class PrivacyScalars(tf.keras.callbacks.Callback):
+    """Adds epsilon so far to the progress bar, the history and TensorBoard's epoch scalars.
+
+    The share of clipped terms (`clipped`) and the signal-to-noise ratio are shown always. Epsilon is
+    computed at 20 points of the plan and rounded up in between, so it is never too low.
+
+    Args:
+      log_dir: also write the scalars per epoch here, under "privacy", for TensorBoard; None does not.
+    """
+
+    def __init__(self, log_dir: str | None = None):
+        super().__init__()
+        self.log_dir = log_dir
+        self._writer = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        plan = _plan_of(self)
+        delta = plan.delta or 1.0 / (10.0 * plan.stats.n_subjects)
+        stride = -(-plan.steps // EPSILON_POINTS)
+        points = [min(stride * (n + 1), plan.steps) for n in range(EPSILON_POINTS)]
+        values = [plan.epsilon(delta, steps=steps) for steps in points]
+        # Rounded up to float32, which the progress bar shows.
+        self.model._trackers.set_epsilons(stride, [value * (1.0 + 1e-6) for value in values])
+        if self.log_dir is not None:
+            self._writer = tf.summary.create_file_writer(os.path.join(self.log_dir, "privacy"))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._writer is None:
+            return
+        with self._writer.as_default():
+            for name in ("epsilon", "clipped", "signal_to_noise"):
+                if logs and name in logs:
+                    tf.summary.scalar(f"privacy/{name}", logs[name], step=epoch)
+        self._writer.flush()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class PrivacyLedger(tf.keras.callbacks.Callback):
+    """Keeps the step count in a file, ahead of the training, so that a crash never lowers it.
+
+    A checkpoint holds the count of the moment when it was written; steps taken after it and lost in a
+    crash were released all the same. The ledger reserves steps before they are taken; on the next
+    start the reserved ones count as taken.
+
+    Args:
+      path: a JSON file; made if it is not there.
+      reserve: how many steps are reserved at a time; a crash costs at most as many.
+    """
+
+    def __init__(self, path: str | os.PathLike, *, reserve: int = 50):
+        super().__init__()
+        if isinstance(reserve, bool) or not isinstance(reserve, int) or reserve < 1:
+            raise ValueError(f"reserve={reserve!r} must be an integer of at least 1.")
+        self.path, self.reserve = Path(path), reserve
+        self._reserved = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        fingerprint = _plan_of(self).fingerprint
+        if self.path.exists():
+            try:
+                record = json.loads(self.path.read_text())
+                steps, owner = int(record["steps"]), int(record["plan"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{self.path} is not a ledger of this library ({error}); name another file, or "
+                    "find out how many steps were taken before going on."
+                ) from error
+            if owner != fingerprint:
+                raise ValueError(
+                    f"{self.path} belongs to a plan of other sampling; use one ledger a plan."
+                )
+            self.model.optimizer.count_lost_steps(steps)
+        self._write(self.model.optimizer.steps_taken)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        taken = self.model.optimizer.steps_taken
+        if taken + self._per_call() > self._reserved:
+            self._write(taken + max(self.reserve, self._per_call()))
+
+    _per_call = PrivacyBudget._per_call
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._write(self.model.optimizer.steps_taken)
+
+    def _write(self, steps: int) -> None:
+        self._reserved = steps
+        record = {"steps": steps, "plan": _plan_of(self).fingerprint}
+        temporary = self.path.with_name(self.path.name + ".tmp")
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(record, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path)

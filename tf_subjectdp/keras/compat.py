@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few places where Keras 2.14 and Keras 3 differ. Imports nothing of the package."""
+
+from typing import Any
+
+import tensorflow as tf
+
+KERAS_3 = not str(getattr(tf.keras, "__version__", "2")).startswith("2")
+
+
+def raw(variable: Any) -> tf.Variable:
+    """The TensorFlow variable behind a Keras variable (Keras 3), or the variable itself."""
+    return variable.value if KERAS_3 and not isinstance(variable, tf.Variable) else variable
+
+
+def counter(name: str) -> Any:
+    """An int64 scalar variable that optimizers may save, starting at 0."""
+    with tf.init_scope():
+        if KERAS_3:
+            return tf.keras.Variable(
+                lambda shape, dtype: tf.zeros(shape, dtype),
+                shape=(),
+                dtype="int64",
+                trainable=False,
+                name=name,
+                aggregation="only_first_replica",
+            )
+        return tf.Variable(
+            0,
+            name=name,
+            dtype=tf.int64,
+            trainable=False,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+
+def require_model(model: Any, argument: str = "keras_model") -> None:
+    """TypeError unless `model` is a model of the Keras that this TensorFlow uses."""
+    if isinstance(model, tf.keras.Model):
+        return
+    bases = {f"{base.__module__}.{base.__name__}" for base in type(model).__mro__}
+    hint = "pass a tf.keras.Model"
+    if any(name.startswith(("keras.", "tf_keras.")) for name in bases):
+        hint = (
+            "it belongs to another Keras than the one of this TensorFlow "
+            f"(tf.keras {tf.keras.__version__}); build it with tf.keras"
+        )
+    raise TypeError(f"{argument} is a {type(model).__module__}.{type(model).__name__}: {hint}.")

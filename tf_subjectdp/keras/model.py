@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`PrivateModel`: compile, fit, evaluate and save as in Keras, with private steps.
+
+Knows the optimizer, the step and the checks; a thin wrapper. It trains the weights of the model that
+it was given.
+"""
+
+import logging
+import warnings
+from typing import Any
+
+import tensorflow as tf
+
+from tf_subjectdp import clipping
+from tf_subjectdp.keras import compat, validation
+from tf_subjectdp.keras.item_loss import ItemLoss
+from tf_subjectdp.keras.optimizer import DPOptimizer
+from tf_subjectdp.keras.step import private_step
+from tf_subjectdp.keras.trackers import StepTrackers
+from tf_subjectdp.plans import Plan
+from tf_subjectdp.sampling import dataset_fingerprint
+
+_log = logging.getLogger("tf_subjectdp")
+
+_NEEDS_DATASET = (
+    "PrivateModel.fit takes plan.dataset(x, y, subject_id), whose steps are drawn as the plan says; "
+    "or, with a DPOptimizer without a plan, a tf.data.Dataset of (x, y, {'subject': ids}) batches."
+)
+
+
+@tf.keras.utils.register_keras_serializable(package="tf_subjectdp")
+class PrivateModel(tf.keras.Model):
+    """Wraps a Keras model so that `fit` protects people.
+
+        model = PrivateModel(keras_model)
+        model.compile(optimizer=plan.optimizer(tf.keras.optimizers.Adam(1e-3)),
+                      loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+        model.fit(plan.dataset(x, y, patient_id), validation_data=(x_test, y_test))
+        print(model.privacy_statement())
+
+    `evaluate`, `predict` and the metrics are Keras's own and are not private.
+
+    Args:
+      keras_model: any `tf.keras.Model`; its own weights are trained.
+      name: name of the wrapper.
+    """
+
+    def __init__(self, keras_model: Any, *, name: str | None = None, **kwargs: Any):
+        compat.require_model(keras_model)
+        if isinstance(keras_model, PrivateModel):
+            raise TypeError("keras_model is a PrivateModel already; wrap the plain model once.")
+        validation.check_layers(keras_model)
+        # float32: the wrapped layers keep their own (mixed) precision, and Keras must not put a
+        # LossScaleOptimizer around the optimizer.
+        kwargs.pop("dtype", None)
+        super().__init__(name=name or f"private_{keras_model.name}", dtype="float32", **kwargs)
+        self.inner_model = keras_model
+        self._item_loss: ItemLoss | None = None
+        self._engine_choice: tuple[str, str] | None = None
+        self._checked_spec: Any = None
+        self._trackers = StepTrackers()
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """The wrapped model's outputs."""
+        kwargs = {} if mask is None else {"mask": mask}
+        return self.inner_model(inputs, training=training, **kwargs)
+
+    # -- compile ------------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        optimizer: Any = None,
+        loss: Any = None,
+        metrics: Any = None,
+        loss_weights: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool | None = None,
+        steps_per_execution: int = 1,
+        jit_compile: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """As in Keras; `optimizer` must be a `DPOptimizer`, see `plan.optimizer(inner)`.
+
+        Raises:
+          ValueError, TypeError: another optimizer, no loss, `jit_compile=True`, or more than one
+            replica with a rule that needs a person's rows in one place.
+        """
+        if not isinstance(optimizer, DPOptimizer):
+            raise TypeError(
+                f"optimizer={optimizer!r} is not private. Use compile(optimizer=plan.optimizer("
+                "tf.keras.optimizers.Adam(1e-3))), or DPOptimizer(inner, algorithm, "
+                "noise_multiplier=...)."
+            )
+        if jit_compile is True:
+            raise ValueError(
+                "jit_compile=True cannot compile the clipping engine's loops and the operating "
+                "system's entropy; leave it out."
+            )
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if replicas > 1:
+            raise ValueError(
+                f"the strategy has {replicas} replicas, which would see parts of one person each, and "
+                "no clipping rule holds across them; train on one device."
+            )
+        self._item_loss = ItemLoss(
+            loss, loss_weights, getattr(self.inner_model, "output_names", None) or ()
+        )
+        self._engine_choice = None
+        super().compile(
+            optimizer=optimizer,
+            loss=loss,
+            metrics=metrics,
+            loss_weights=loss_weights,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=bool(run_eagerly) if compat.KERAS_3 else run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=False if compat.KERAS_3 else None,
+            **kwargs,
+        )
+
+    # -- fit ----------------------------------------------------------------------------------------
+
+    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+        """Trains as Keras's `fit` does, within the plan's steps.
+
+        Args:
+          x: `plan.dataset(...)`.
+          **kwargs: Keras's own (epochs, steps_per_epoch, initial_epoch, callbacks, ...).
+
+        Raises:
+          ValueError: data without people or not drawn as planned, or more steps than are left.
+        """
+        optimizer = self._optimizer()
+        if not isinstance(x, tf.data.Dataset) or y is not None:
+            raise ValueError(_NEEDS_DATASET)
+        for name in ("class_weight", "sample_weight"):
+            if kwargs.get(name) is not None:
+                raise ValueError(f"{name} belongs into plan.dataset(..., sample_weight=...).")
+        if kwargs.get("batch_size") is not None or kwargs.get("validation_split"):
+            raise ValueError(
+                "batch_size and validation_split change who is in a step; the plan says that. Pass "
+                "validation_data=(x, y) of other people."
+            )
+        self._check_dataset(x, optimizer)
+        if optimizer.plan is not None:
+            self._check_budget(x, optimizer, kwargs)
+        self._prepare(x.element_spec)
+        self._show_epsilon(kwargs.get("callbacks"))
+        before = self._trackers.total_non_finite()
+        try:
+            return super().fit(x, **kwargs)
+        finally:
+            self._warn_non_finite(self._trackers.total_non_finite() - before)
+
+    def _optimizer(self) -> DPOptimizer:
+        optimizer = getattr(self, "optimizer", None)
+        if not isinstance(optimizer, DPOptimizer):
+            raise RuntimeError(
+                "compile the model first: compile(optimizer=plan.optimizer(inner), ...)."
+            )
+        return optimizer
+
+    def _check_dataset(self, dataset: tf.data.Dataset, optimizer: DPOptimizer) -> None:
+        fingerprint = dataset_fingerprint(dataset)
+        if optimizer.plan is not None and fingerprint != optimizer.plan.fingerprint:
+            raise ValueError(
+                "this dataset's sampling is not the plan's, so the plan's epsilon would not hold for "
+                "it; pass plan.dataset(x, y, subject_id) of the plan that made the optimizer."
+            )
+
+    def _check_budget(self, dataset: tf.data.Dataset, optimizer: DPOptimizer, kwargs: dict) -> None:
+        available = int(dataset.cardinality().numpy())
+        passes = int(kwargs.get("epochs", 1)) - int(kwargs.get("initial_epoch") or 0)
+        per_epoch = kwargs.get("steps_per_epoch")
+        if per_epoch is None:
+            requested = passes * available
+        else:
+            requested = min(passes * int(per_epoch), available)
+        taken = optimizer.steps_taken
+        if taken + requested > optimizer.plan.steps:
+            left = max(optimizer.plan.steps - taken, 0)
+            raise ValueError(
+                f"fit asks for {requested} steps, and {left} of the plan's {optimizer.plan.steps} are "
+                f"left ({taken} taken). Ask for less (dataset.take({left}), or steps_per_epoch= and "
+                "epochs=), or pay for more: model.extend_plan(epochs=...) or (steps=...), which "
+                "raises epsilon."
+            )
+
+    def _prepare(self, element_spec: Any) -> None:
+        """Builds and checks the model and chooses the engine, before anything is traced."""
+        x_spec, y_spec, _ = _unpack_element(element_spec)
+        if not self.inner_model.built or not self.built:
+            self(tf.nest.map_structure(_zeros, x_spec))
+        trainable = tuple(id(v) for v in self.trainable_variables)
+        if self._engine_choice is not None and self._checked_spec == (x_spec, y_spec, trainable):
+            return
+        if not trainable:
+            raise ValueError("the model has no trainable weights; nothing can be trained.")
+        validation.check_layers(self.inner_model)
+        validation.check_forward_pass(self.inner_model, x_spec)
+        optimizer = self._optimizer()
+        rows_spec = (x_spec, y_spec, tf.TensorSpec([None], tf.float32))
+        self._engine_choice = clipping.choose_strategy(
+            self._row_function,
+            [compat.raw(v) for v in self.trainable_variables],
+            rows_spec,
+            linear=optimizer.algorithm.kind == "linear",
+            options=optimizer.engine,
+        )
+        self._checked_spec = (x_spec, y_spec, trainable)
+
+    def _row_function(self, rows: Any) -> tuple[tf.Tensor, Any]:
+        x, y, weight = rows
+        predictions = self.inner_model(x, training=True)
+        return self._item_loss(y, predictions) * weight, predictions
+
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """One private step; see `private_step`."""
+        x, y, extras = _unpack_element(data)
+        rows = (x, y, extras["weight"])
+        variables = self.trainable_variables
+        optimizer = self._optimizer()
+        if self._engine_choice is None:
+            self._prepare(tf.nest.map_structure(tf.TensorSpec.from_tensor, data))
+        regularization, extra_gradients = self._regularization(variables)
+        summed = private_step(
+            optimizer,
+            self._row_function,
+            variables,
+            rows,
+            extras["subject"],
+            extras["mask"],
+            extra_gradients=extra_gradients,
+            begins_epoch=extras["begins_epoch"],
+            strategy=self._engine_choice[0],
+        )
+        y, weight = tf.nest.map_structure(
+            lambda t: tf.gather(t, summed.rows), (y, extras["weight"])
+        )
+        logs = dict(self.compute_metrics(None, y, summed.predictions, weight))
+        noise = optimizer.noise_multiplier * optimizer.algorithm.clip_norm
+        self._trackers.update(summed, regularization, noise)
+        logs.update(self._trackers.results(compat.raw(optimizer.privacy_steps)))
+        return logs
+
+    def _regularization(self, variables: Any) -> tuple[tf.Tensor, list[tf.Tensor] | None]:
+        """The weights' own penalties: free of data, so outside the clipping, once a step."""
+        tensors = [compat.raw(v) for v in variables]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(tensors)
+            losses = [tf.cast(loss, tf.float32) for loss in self.inner_model.losses]
+            if not losses:
+                return tf.constant(0.0), None
+            total = tf.add_n(losses)
+        gradients = tape.gradient(total, tensors, unconnected_gradients="zero")
+        return total, [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
+
+    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Keras's own; a plan's batches are evaluated without their padding."""
+        if isinstance(data, tuple) and len(data) == 3 and isinstance(data[2], dict):
+            x, y, extras = _unpack_element(data)
+            real = tf.where(extras["mask"])[:, 0]
+            data = tf.nest.map_structure(lambda t: tf.gather(t, real), (x, y, extras["weight"]))
+        return super().test_step(data)
+
+    def reset_metrics(self) -> None:
+        super().reset_metrics()
+        self._trackers.reset()
+
+    # -- epsilon --------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the compiled optimizer; None if it has none."""
+        return self._optimizer().plan
+
+    def extend_plan(self, *, epochs: float | None = None, steps: int | None = None) -> Plan:
+        """Allows more steps with the same noise; epsilon rises. Returns the longer plan."""
+        optimizer = self._optimizer()
+        if optimizer.plan is None:
+            raise ValueError("the optimizer has no plan to extend.")
+        optimizer.extend_plan(optimizer.plan.extended(epochs=epochs, steps=steps))
+        self._retrace()
+        return optimizer.plan
+
+    def privacy_statement(self, *, delta: float | None = None) -> str:
+        """Plain sentences on what the steps taken so far protect, and what they do not."""
+        from tf_subjectdp.statement import optimizer_statement
+
+        engine = self._engine_choice[1] if self._engine_choice else None
+        return optimizer_statement(self._optimizer(), delta=delta, engine=engine)
+
+    def _show_epsilon(self, callbacks: Any) -> None:
+        from tf_subjectdp.keras.callbacks import PrivacyScalars
+
+        found = getattr(callbacks, "callbacks", callbacks) or []
+        found = found if isinstance(found, (list, tuple)) else [found]
+        if self._trackers.show(any(isinstance(c, PrivacyScalars) for c in found)):
+            self._retrace()
+
+    def _retrace(self) -> None:
+        self.train_function = None
+        if not compat.KERAS_3:
+            self.train_tf_function = None
+
+    def _warn_non_finite(self, count: int) -> None:
+        if count:
+            warnings.warn(
+                f"{count} item gradients were NaN or infinite and counted as zero; look at the "
+                "inputs, the loss and the learning rate.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    # -- saving ---------------------------------------------------------------------------------------
+
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras, in the `.keras` format, which holds the plan and the step count.
+
+        Raises:
+          ValueError: Keras 2's older formats (HDF5, SavedModel), which lose them.
+        """
+        if not str(filepath).endswith(".keras"):
+            raise ValueError(
+                f"{filepath} is not a '.keras' file: the older formats lose the step count that epsilon "
+                "depends on. Use save('....keras') to go on training, or "
+                "model.inner_model.save(...) / tf.saved_model.save(model.inner_model, ...) to serve."
+            )
+        return super().save(filepath, *args, **kwargs)
+
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras, except that a file without the step count is refused.
+
+        Raises:
+          ValueError: an `.h5` file of Keras 2, which holds the weights alone.
+        """
+        name = str(filepath)
+        if not compat.KERAS_3 and name.endswith((".h5", ".hdf5", ".keras")):
+            if not name.endswith(".weights.h5"):
+                raise ValueError(
+                    f"{name} would hold the weights without the step count that epsilon depends on; "
+                    "use save('....keras') or a name that ends in '.weights.h5'."
+                )
+        return super().save_weights(filepath, *args, **kwargs)
+
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """What `compile` was given, as Keras records it."""
+        return super().get_compile_config()
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles a loaded model, with its optimizer's variables made so that they can be loaded."""
+        self.compile(**tf.keras.utils.deserialize_keras_object(config))
+        if self.inner_model.built:
+            self.built = True
+            self.optimizer.build(self.trainable_variables)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "keras_model": tf.keras.utils.serialize_keras_object(self.inner_model),
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "PrivateModel":
+        config = dict(config)
+        inner = config.pop("keras_model")
+        if not isinstance(inner, tf.keras.Model):
+            inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects=custom_objects)
+        return cls(inner, name=config.get("name"))
+
+
+def _unpack_element(element: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """(x, y, extras) of a batch, or of its spec, with mask and weight filled in."""
+    if (
+        not isinstance(element, (tuple, list))
+        or len(element) != 3
+        or not isinstance(element[2], dict)
+    ):
+        raise ValueError(_NEEDS_DATASET)
+    x, y, extras = element
+    if "subject" not in extras:
+        raise ValueError(
+            f"the batch's third part has the keys {sorted(extras)}, but no 'subject', the person of "
+            "each row."
+        )
+    subject = extras["subject"]
+    if tf.is_tensor(subject):
+        ones = tf.ones(tf.shape(subject), tf.float32)
+        extras = {
+            "subject": subject,
+            "mask": extras.get("mask", tf.cast(ones, tf.bool)),
+            "weight": tf.cast(extras.get("weight", ones), tf.float32),
+            "begins_epoch": extras.get("begins_epoch", tf.constant(False)),
+        }
+    return x, y, extras
+
+
+def _zeros(spec: Any) -> tf.Tensor:
+    return tf.zeros([1 if size is None else size for size in [1, *spec.shape[1:]]], spec.dtype)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model must not do: mix the items of a batch, or write data into variables un-noised.
+
+Knows Keras layers only. A layer that averages over the batch makes one person's gradient depend on
+others; a layer that keeps statistics (BatchNormalization's moving averages) stores people's data
+without noise, and clipping gradients does not help.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_subjectdp.keras import compat
+
+_WRITES = (
+    "AssignVariableOp",
+    "AssignAddVariableOp",
+    "AssignSubVariableOp",
+    "ResourceScatterAdd",
+    "ResourceScatterSub",
+    "ResourceScatterUpdate",
+    "ResourceScatterNdUpdate",
+    "ResourceScatterNdAdd",
+)
+
+
+def check_layers(model: Any) -> None:
+    """Refuses layers that mix the items of a batch, by name.
+
+    Raises:
+      ValueError: a trainable BatchNormalization (also a subclass), a stateful recurrent layer, or an
+        activity regulariser.
+    """
+    for layer in _layers(model):
+        name = f"layer {layer.name!r} ({type(layer).__name__})"
+        if isinstance(layer, tf.keras.layers.BatchNormalization) and layer.trainable:
+            raise ValueError(
+                f"{name} normalises over the items of a batch and keeps their statistics without "
+                "noise. Use LayerNormalization or GroupNormalization instead, or freeze it "
+                f"(model.get_layer({layer.name!r}).trainable = False) to use stored statistics."
+            )
+        if getattr(layer, "stateful", False) and isinstance(layer, tf.keras.layers.RNN):
+            raise ValueError(
+                f"{name} is stateful: it carries items of one batch into the next. Use "
+                "stateful=False."
+            )
+        if getattr(layer, "activity_regularizer", None) is not None:
+            raise ValueError(
+                f"{name} has an activity_regularizer, a loss that depends on the data and is added "
+                "outside the clipping. Put it into the loss function, one value an item."
+            )
+
+
+def _layers(model: Any) -> list[Any]:
+    return [layer for layer in model._flatten_layers() if layer is not model]
+
+
+def check_forward_pass(model: Any, spec: Any) -> None:
+    """Traces one training pass and refuses what a name cannot show.
+
+    Args:
+      model: a built Keras model.
+      spec: nest of `tf.TensorSpec`, the model's input.
+
+    Raises:
+      ValueError: the pass writes to a variable that is no random seed, or adds a loss that depends
+        on its input.
+    """
+    found: dict[str, Any] = {}
+
+    def forward(x):
+        outputs = model(x, training=True)
+        found["losses"] = list(model.losses)
+        return outputs
+
+    graph = tf.function(forward).get_concrete_function(spec).graph
+    inputs = {t.ref() for t in graph.inputs}
+    captured = {inner.ref() for _, inner in graph.captures}
+    data_inputs = inputs - captured
+    for loss in found["losses"]:
+        if tf.is_tensor(loss) and getattr(loss, "graph", None) is graph:
+            if _depends_on(loss, data_inputs):
+                raise ValueError(
+                    "a layer calls add_loss with a value that depends on the data: it would be "
+                    "added outside the clipping. Put it into the loss function, one value an item."
+                )
+    writes = sorted(_written_variables(model, graph))
+    if writes:
+        raise ValueError(
+            f"in training the model writes to {', '.join(writes)}: values computed from people's data "
+            "would be stored without noise. Freeze the layer (trainable = False) or replace it by "
+            "one without running statistics, e.g. LayerNormalization."
+        )
+
+
+def _depends_on(tensor: tf.Tensor, sources: set) -> bool:
+    seen, todo = set(), [tensor]
+    while todo:
+        current = todo.pop()
+        if current.ref() in sources:
+            return True
+        if current.op not in seen:
+            seen.add(current.op)
+            todo.extend(current.op.inputs)
+    return False
+
+
+def _written_variables(model: Any, graph: Any) -> set[str]:
+    names = {}
+    for variable in (compat.raw(v) for v in model.weights):
+        names[id(variable.handle)] = variable.name
+    resource_names = {inner.op.name: names.get(id(outer)) for outer, inner in graph.captures}
+    written = set()
+    for op in graph.get_operations():
+        if op.type in _WRITES:
+            name = resource_names.get(op.inputs[0].op.name, op.inputs[0].op.name)
+            if not _is_seed(name, graph, op):
+                written.add(repr(name or op.inputs[0].op.name))
+    for function in graph.as_graph_def().library.function:
+        for node in function.node_def:
+            if node.op in _WRITES:
+                written.add(repr(f"{function.signature.name}/{node.name}"))
+    return written
+
+
+def _is_seed(name: str | None, graph: Any, op: Any) -> bool:
+    """Random layers of Keras 3 advance a seed state, which does not depend on the data."""
+    if name is not None and "seed_generator" in name:
+        return True
+    for outer, inner in graph.captures:
+        if inner.op.name == op.inputs[0].op.name:
+            handle_name = getattr(outer, "_handle_name", "") or str(getattr(outer, "name", ""))
+            return "seed" in handle_name
+    return False

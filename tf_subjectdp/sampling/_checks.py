@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of numbers that a user gives; the error names the argument, the value and the bound."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+
+def positive_int(name: str, value: Any) -> int:
+    """`value` as an int >= 1; TypeError for anything but a whole number, ValueError below 1."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} is {value!r} ({type(value).__name__}): pass a whole number >= 1")
+    if value < 1:
+        raise ValueError(f"{name} is {value}: it must be at least 1")
+    return int(value)
+
+
+def positive_number(name: str, value: Any) -> int | float:
+    """`value` as a finite number above 0; TypeError for other types, ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {value!r} ({type(value).__name__}): pass a number above 0")
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{name} is {value}: it must be finite and above 0")
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def sampling_rate(value: Any) -> float:
+    """`value` as a probability in (0, 1]; ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value <= 1:
+        raise ValueError(f"rate is {value!r}: a sampling rate is above 0 and at most 1")
+    return float(value)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The privacy statement: what is protected, from whom, and what is not, in plain sentences.
+
+Knows the plan and the optimizer's step count; pure text, nothing is drawn or trained here.
+"""
+
+import math
+import textwrap
+from typing import Any
+
+from tf_subjectdp.algorithms import Guarantee
+from tf_subjectdp.plans import Plan
+
+_WIDTH = 92
+_SOURCES = {
+    "data": (
+        "It was read from these data and is itself information about them; a public bound "
+        "(max_items_per_subject) would not be."
+    ),
+    "bound": "It is a public bound, enforced by dropping further items at random.",
+    "public": "It is a public figure given by the user, and data that break it are refused.",
+}
+
+
+def privacy_statement(
+    plan: Plan, *, steps: int, delta: float | None = None, engine: str | None = None
+) -> str:
+    """The statement for a run of a plan.
+
+    Args:
+      plan: the plan.
+      steps: steps taken (or planned) so far.
+      delta: None takes the plan's, or a tenth of 1 / subjects.
+      engine: how the sums were computed, for the technical lines.
+
+    Returns:
+      Text of several paragraphs.
+    """
+    delta = _delta(plan, delta)
+    name = type(plan.algorithm).__name__
+    facts = plan.facts
+    paragraphs = [f"PRIVACY STATEMENT ({name}, {steps} of {plan.steps} planned steps taken)"]
+    if plan.noise_multiplier == 0.0:
+        paragraphs.append(
+            "NOT PRIVATE: the noise multiplier is 0. Nothing below protects anybody; epsilon is "
+            "infinite."
+        )
+    paragraphs += [
+        _guarantee_sentence(plan, "subject", steps, delta),
+        _guarantee_sentence(plan, "item", steps, delta),
+        (
+            f"From whom: anyone who sees the trained weights, every intermediate weight, and all other "
+            f"data, but neither the training data of the protected {plan.unit} nor the random draws."
+        ),
+        (
+            f"Sampling, assumed and used: {plan.sampling}, "
+            f"{_rate_name(facts.scheme)} {facts.rate:.6g}, from {facts.n_items} items of "
+            f"{facts.n_subjects} subjects. Rate, number of steps and the divisor {plan.divisor:.6g} are "
+            "public constants: neighbouring data are compared under the same ones."
+        ),
+        (
+            f"Items a subject: at most {facts.max_items}. {_SOURCES[plan.stats.k_source]}"
+            + _step_cap(plan)
+        ),
+        _noise_sentence(plan.noise_multiplier, plan.algorithm.clip_norm, plan.divisor),
+        _accountant_sentence(plan),
+        _not_covered(plan.stats.k_source == "data"),
+    ]
+    if engine:
+        paragraphs.append(f"Technical: {engine}.")
+    return _layout(paragraphs)
+
+
+def optimizer_statement(
+    optimizer: Any, *, delta: float | None = None, engine: str | None = None
+) -> str:
+    """The statement of a `DPOptimizer`; without a plan it cannot state an epsilon."""
+    steps = optimizer.steps_taken
+    if optimizer.plan is not None:
+        return privacy_statement(optimizer.plan, steps=steps, delta=delta, engine=engine)
+    algorithm = optimizer.algorithm
+    paragraphs = [f"PRIVACY STATEMENT ({type(algorithm).__name__}, {steps} steps taken)"]
+    if optimizer.noise_multiplier == 0.0:
+        paragraphs.append("NOT PRIVATE: the noise multiplier is 0.")
+    paragraphs += [
+        (
+            "No epsilon can be stated: this optimizer was made without a plan, so how the batches were "
+            "drawn is the user's word. Compute it with tf_subjectdp.accounting from the sampling that "
+            "was really used, or train with a plan."
+        ),
+        _noise_sentence(optimizer.noise_multiplier, algorithm.clip_norm, optimizer.divisor),
+        _not_covered(True),
+    ]
+    if engine:
+        paragraphs.append(f"Technical: {engine}.")
+    return _layout(paragraphs)
+
+
+def _delta(plan: Plan, delta: float | None) -> float:
+    if delta is not None:
+        if not 0.0 < delta < 1.0:
+            raise ValueError(f"delta={delta} must lie strictly between 0 and 1.")
+        return delta
+    return plan.delta if plan.delta is not None else 0.1 / plan.facts.n_subjects
+
+
+def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
+    try:
+        guarantee = plan.guarantee(unit)
+    except ValueError as error:
+        return f"Per {unit}: no figure, since nothing is proven: {error}"
+    epsilon = plan.epsilon(delta, unit=unit, steps=steps)
+    shown = "infinite" if math.isinf(epsilon) else f"{_rounded_up(epsilon)}"
+    promise = " This is the plan's promise." if unit == plan.unit else ""
+    if unit == "item":
+        promise += " It says nothing about a person's other items."
+    return (
+        f"Per {unit}: epsilon = {shown} at delta = {delta:g}, for {guarantee.adjacency}."
+        f"{promise} Why: {guarantee.reason}."
+    )
+
+
+def _rounded_up(value: float) -> str:
+    """Three digits after the point, never below the value."""
+    return f"{math.ceil(value * 1000.0 - 1e-9) / 1000.0:.3f}"
+
+
+def _rate_name(scheme: str) -> str:
+    return "a subject's rate p =" if scheme == "poisson_subjects" else "an item's rate q ="
+
+
+def _step_cap(plan: Plan) -> str:
+    caps = []
+    if plan.facts.step_cap is not None:
+        caps.append(f"a sampled subject brings at most {plan.facts.step_cap} of them to a step")
+    in_batch = getattr(plan.algorithm, "max_items_per_subject", None)
+    if in_batch is not None:
+        caps.append(f"at most {in_batch} of them count in a batch")
+    return f" In a step, {' and '.join(caps)}, drawn at random." if caps else ""
+
+
+def _noise_sentence(noise_multiplier: float, clip_norm: float, divisor: float) -> str:
+    return (
+        f"Noise: Gaussian, standard deviation {noise_multiplier:.6g} x {clip_norm:g} (noise multiplier "
+        f"x clip norm) on every coordinate of the clipped sum, drawn afresh at every step from the "
+        f"operating system's entropy; then divided by {divisor:.6g}."
+    )
+
+
+def _accountant_sentence(plan: Plan) -> str:
+    guarantee: Guarantee = plan.guarantee(plan.unit)
+    engine = {
+        "pld": "privacy loss distributions, discretised so that epsilon errs upward",
+        "rdp": "Renyi differential privacy, an upper bound (the only engine for this sampling)",
+    }[guarantee.engine]
+    return f"Accountant: {engine}."
+
+
+def _not_covered(data_dependent: bool) -> str:
+    items = [
+        "metrics, losses and shares of clipped items shown while training or evaluating on people's "
+        "data",
+        "the choice of hyperparameters, architecture and clip norm by looking at results on these data",
+        "preprocessing and vocabularies computed from the data",
+        "weights that were trained before",
+        "attacks on floating-point rounding of the noise",
+        "predictions that a model makes about a person from what it learned about others",
+    ]
+    if data_dependent:
+        items.insert(
+            2, "constants read from the data (items a subject, numbers of rows and subjects)"
+        )
+    return "NOT covered: " + "; ".join(items) + "."
+
+
+def _layout(paragraphs: list[str]) -> str:
+    return "\n\n".join(textwrap.fill(paragraph, _WIDTH) for paragraph in paragraphs)
