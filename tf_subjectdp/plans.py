@@ -7,6 +7,7 @@ the same frozen object.
 """
 
 import dataclasses
+import decimal
 import functools
 import hashlib
 import json
@@ -299,7 +300,7 @@ class Plan:
             ("steps", f"{self.steps} ({self.steps_per_epoch} an epoch)"),
         ]
         if self.delta is not None:
-            rows += [("epsilon", f"{self.epsilon():.4g}"), ("delta", f"{self.delta:g}")]
+            rows += [("epsilon", rounded_up(self.epsilon())), ("delta", f"{self.delta:g}")]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
@@ -458,6 +459,14 @@ def _check_delta(delta, n_subjects: int) -> float:
             stacklevel=3,
         )
     return float(delta)
+
+
+def rounded_up(epsilon: float) -> str:
+    """An epsilon as people read it: three digits after the point, never below the value."""
+    if math.isinf(epsilon):
+        return "infinite"
+    with decimal.localcontext(decimal.Context(prec=400, rounding=decimal.ROUND_CEILING)):
+        return str(decimal.Decimal(epsilon).quantize(decimal.Decimal("0.001")))
 
 
 @functools.lru_cache(maxsize=512)

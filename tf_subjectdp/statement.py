@@ -4,12 +4,11 @@
 Knows the plan and the optimizer's step count; pure text, nothing is drawn or trained here.
 """
 
-import math
 import textwrap
 from typing import Any
 
 from tf_subjectdp.algorithms import Guarantee
-from tf_subjectdp.plans import Plan
+from tf_subjectdp.plans import Plan, rounded_up
 
 _WIDTH = 92
 _SOURCES = {
@@ -110,19 +109,13 @@ def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
     except ValueError as error:
         return f"Per {unit}: no figure, since nothing is proven: {error}"
     epsilon = plan.epsilon(delta, unit=unit, steps=steps)
-    shown = "infinite" if math.isinf(epsilon) else f"{_rounded_up(epsilon)}"
     promise = " This is the plan's promise." if unit == plan.unit else ""
     if unit == "item":
         promise += " It says nothing about a person's other items."
     return (
-        f"Per {unit}: epsilon = {shown} at delta = {delta:g}, for {guarantee.adjacency}."
+        f"Per {unit}: epsilon = {rounded_up(epsilon)} at delta = {delta:g}, for {guarantee.adjacency}."
         f"{promise} Why: {guarantee.reason}."
     )
-
-
-def _rounded_up(value: float) -> str:
-    """Three digits after the point, never below the value."""
-    return f"{math.ceil(value * 1000.0 - 1e-9) / 1000.0:.3f}"
 
 
 def _rate_name(scheme: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of epsilon, delta and noise_multiplier; foreign events; fixed-size batches; the import."""
+"""Arguments of the three questions; foreign events; fixed-size batches; the import."""
 
 import math
 import subprocess
@@ -31,7 +31,8 @@ def test_import_brings_no_tensorflow():
     assert result.returncode == 0, result.stderr
 
 
-# --- arguments -------------------------------------------------------------------------------------------
+# --- arguments
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [-1e-5, 1.0, 2.0, math.nan, math.inf])
@@ -116,7 +117,8 @@ def test_foreign_events_are_checked_too(event):
         acc.epsilon(event, 1, delta=1e-5)
 
 
-# --- dp_accounting's events ---------------------------------------------------------------------------
+# --- dp_accounting's events
+# ---------------------------------------------------------------------------
 
 
 @each_engine
@@ -158,7 +160,8 @@ def test_mixture_agrees_with_dp_accounting():
     assert acc.epsilon(event, 20, delta=1e-5) == pytest.approx(reference, rel=2e-3)
 
 
-# --- fixed-size batches --------------------------------------------------------------------------------
+# --- fixed-size batches
+# --------------------------------------------------------------------------------
 
 
 def test_pld_refuses_sampling_without_replacement_and_names_rdp():
@@ -199,7 +202,8 @@ def test_fixed_size_batch_of_everybody_is_the_gaussian_of_sensitivity_two():
     )
 
 
-# --- orders near 1 ---------------------------------------------------------------------------------------
+# --- orders near 1
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", [1.0, 1.0 + 1e-9, 1.001, 0.5, math.nan])
@@ -213,7 +217,8 @@ def test_large_cost_at_small_orders_is_not_called_zero():
     assert acc.epsilon(acc.item_event(1.0, 0.02), 100, delta=1e-5, engine="rdp") > 1e5
 
 
-# --- calibration -------------------------------------------------------------------------------------------
+# --- calibration
+# -------------------------------------------------------------------------------------------
 
 
 MAKERS = {

@@ -39,7 +39,8 @@ def _gaussian_delta(mu, eps):
     return special.ndtr(mu / 2 - eps / mu) - math.exp(eps) * special.ndtr(-mu / 2 - eps / mu)
 
 
-# --- composition ------------------------------------------------------------------------------------
+# --- composition
+# ------------------------------------------------------------------------------------
 
 
 @each_event
@@ -102,7 +103,8 @@ def test_no_step_and_no_sampling_cost_nothing(event, engine):
         assert acc.delta(nothing, 100, epsilon=0.0, engine=engine) == 0.0
 
 
-# --- closed forms and independent computations --------------------------------------------------------
+# --- closed forms and independent computations
+# --------------------------------------------------------
 
 
 @few
@@ -144,7 +146,10 @@ def test_revealed_event_is_the_binomial_sum_of_gaussian_deltas(p, sigma, c, step
         + (steps - n) * math.log1p(-p)
     )
     for e in eps:
-        exact = sum(w * _gaussian_delta(c * math.sqrt(m) / sigma, e) for m, w in zip(n, weight))
+        exact = sum(
+            w * _gaussian_delta(c * math.sqrt(m) / sigma, e)
+            for m, w in zip(n, weight, strict=False)
+        )
         value = acc.delta(acc.revealed_event([c], [p], sigma), steps, epsilon=e)
         assert value == pytest.approx(exact, rel=1e-3)
         assert value >= exact * (1 - 1e-9)
@@ -175,8 +180,8 @@ def test_one_step_of_the_mixture_is_the_integral_of_its_hockey_stick(q, k, sigma
 
 @pytest.mark.parametrize("steps, eps", [(1, 0.5), (3, 1.0), (8, 2.0)])
 def test_monte_carlo_of_the_hockey_stick_agrees_for_the_mixture(steps, eps):
-    # delta = E_P max(0, 1 - exp(eps - L)) is a mean of values in [0, 1]: Hoeffding's bound with 400,000 draws
-    # at a false-alarm rate of 1e-7 on each of 3 x 2 comparisons.
+    # delta = E_P max(0, 1 - exp(eps - L)) is a mean of values in [0, 1]: Hoeffding's bound with
+    # 400,000 draws at a false-alarm rate of 1e-7 on each of 3 x 2 comparisons.
     event = acc.group_event(0.2, 4, 2.0)
     sens, probs = np.array(event.sensitivities), np.array(event.sampling_probs)
     sigma, draws = event.standard_deviation, 400_000
@@ -201,7 +206,8 @@ def test_monte_carlo_of_the_hockey_stick_agrees_for_the_mixture(steps, eps):
     ids=["item", "group"],
 )
 def test_an_independent_composition_of_rounded_losses_agrees(event, steps):
-    # Losses rounded to the nearest of a grid of 2e-4, their mean corrected, composed by FFT without any tilt.
+    # Losses rounded to the nearest of a grid of 2e-4, their mean corrected, composed by FFT without
+    # any tilt.
     mixture = (
         event
         if isinstance(event, dp_accounting.dp_event.MixtureOfGaussiansDpEvent)
@@ -244,7 +250,7 @@ def test_renyi_divergence_at_real_orders_is_the_integral(event, order):
     sens, probs = np.array(mixture.sensitivities), np.array(mixture.sampling_probs)
     ratio = special.logsumexp((x[:, None] * sens - sens**2 / 2) / sigma**2, b=probs, axis=1)
     log_q = -0.5 * (x / sigma) ** 2 - math.log(sigma * math.sqrt(2 * math.pi))
-    log_dx = math.log(x[1] - x[0])
+    log_dx = math.log((x[-1] - x[0]) / (len(x) - 1))
     exact = max(
         special.logsumexp(order * ratio + log_q) + log_dx,
         special.logsumexp((1 - order) * ratio + log_q) + log_dx,
@@ -268,7 +274,8 @@ def test_renyi_divergence_of_the_mixture_agrees_with_its_integer_expansion(order
     assert renyi_divergence(mechanism, float(order)) == pytest.approx(exact, rel=1e-9)
 
 
-# --- relations between events --------------------------------------------------------------------------
+# --- relations between events
+# --------------------------------------------------------------------------
 
 
 @each_engine
@@ -342,11 +349,15 @@ def test_rdp_is_above_pld_and_epsilon_and_delta_are_inverse(q, k, sigma, steps, 
 def test_discretisation_never_lies_below_the_true_divergence(q, k, sigma):
     event = acc.group_event(q, k, sigma)
     mechanism = ledger(event, 1).entries[0][0]
-    top = max(j for j, p in zip(event.sensitivities, event.sampling_probs) if p > 1e-30)
+    top = max(
+        j for j, p in zip(event.sensitivities, event.sampling_probs, strict=False) if p > 1e-30
+    )
     x = np.linspace(-11 * sigma, top + 11 * sigma, 400_001)
     upper, lower, norm = _mixture_densities(event, x)
     dx = (x[1] - x[0]) / norm
-    for branches, (p, r) in zip(mechanism.directions(), ((upper, lower), (lower, upper))):
+    for branches, (p, r) in zip(
+        mechanism.directions(), ((upper, lower), (lower, upper)), strict=False
+    ):
         for interval in (0.3, 0.01):  # coarse ones: the property does not depend on it
             pmf = discretise(branches, interval)
             assert pmf.mass.sum() == pytest.approx(1.0, abs=1e-9)
@@ -357,13 +368,14 @@ def test_discretisation_never_lies_below_the_true_divergence(q, k, sigma):
                 assert value >= exact * (1 - 1e-8) - 1e-10
 
 
-# --- extremes --------------------------------------------------------------------------------------------
+# --- extremes
+# --------------------------------------------------------------------------------------------
 
 
 @each_event
 def test_a_finer_grid_only_lowers_epsilon(event):
     values = [pld_epsilon(ledger(event, 200), 1e-6, error) for error in (1e-2, 1e-3, 1e-4, 1e-5)]
-    assert all(a >= b * (1 - 1e-9) for a, b in zip(values, values[1:]))
+    assert all(a >= b * (1 - 1e-9) for a, b in zip(values, values[1:], strict=False))
     assert values[0] <= values[-1] * 1.02
 
 
@@ -372,7 +384,7 @@ def test_a_finer_grid_only_lowers_epsilon(event):
 def test_epsilon_grows_without_a_break_down_to_tiny_deltas(event, engine):
     deltas = 10.0 ** -np.arange(1.0, 24.0, 3.0)
     values = [acc.epsilon(event, 50, delta=float(d), engine=engine) for d in deltas]
-    assert all(a <= b for a, b in zip(values, values[1:]))
+    assert all(a <= b for a, b in zip(values, values[1:], strict=False))
     assert values[0] >= 0.0 and math.isfinite(values[-1])
 
 
@@ -416,7 +428,8 @@ def test_hopeless_epsilon_is_large_and_quick(engine):
 
 
 def test_rare_steps_of_a_small_share_in_a_million_are_not_loose(caplog):
-    # Nearly all steps lose 1e-6; the grid that Renyi's bound suggests is a hundred times too coarse.
+    # Nearly all steps lose 1e-6; the grid that Renyi's bound suggests is a hundred times too
+    # coarse.
     with caplog.at_level(logging.WARNING):
         value = acc.epsilon(acc.item_event(1e-5, 1.0), 100_000, delta=1e-5)
     stated = any("above the true value" in record.message for record in caplog.records)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epsilons known from elsewhere: dp_accounting's loss distributions at an interval of 1e-4 (pessimistic), most of
+"""Epsilons known from elsewhere: dp_accounting's loss distributions at an interval of 1e-4, most of
 them cross-checked with an independent FFT composition or a closed form (ids O..)."""
 
 import pytest
@@ -129,7 +129,7 @@ def test_rounds_within_a_budget_agree_with_the_reference():
 
 
 def test_millions_of_steps_stay_within_a_thousandth():
-    # 16 silos x 200 rounds x 1,850 steps; the value at intervals 1e-6 and 1e-7 is 21.2741 (ours) and an
-    # interval of 1e-3, as used elsewhere, is ten per cent too high.
+    # 16 silos x 200 rounds x 1,850 steps; the value at intervals 1e-6 and 1e-7 is 21.2741 (ours)
+    # and an interval of 1e-3, as used elsewhere, is ten per cent too high.
     value = acc.epsilon(acc.item_event(0.0005406, 0.683), 5_920_000, delta=1e-5)
     assert value == pytest.approx(21.274, rel=1e-3)

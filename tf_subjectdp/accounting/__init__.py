@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accountant: what a step is (`*_event`), and what it costs (`epsilon`, `delta`, `noise_multiplier`).
+"""The accountant: what a step is (`*_event`), what it costs (`epsilon`, `delta`), what it needs.
 
     from tf_subjectdp import accounting
     event = accounting.higradavg_event(q=0.016, k=145, noise_multiplier=60.0)
     accounting.epsilon(event, steps=6200, delta=1e-5)
 
-NumPy, SciPy and dp_accounting only: TensorFlow is never imported. Two engines: "pld" (default; within 1e-3 of
-the true value and never below it) and "rdp" (looser, also for sampling without replacement).
+NumPy, SciPy and dp_accounting only: TensorFlow is never imported. Two engines: "pld" (default;
+within 1e-3 of the true value and never below it) and "rdp" (looser, also for sampling without
+replacement).
 """
 
 from tf_subjectdp.accounting.events import (

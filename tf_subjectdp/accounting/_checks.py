@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Argument checks shared by the accounting modules: each error names the value, the bound, the remedy."""
+"""Argument checks: each error names the value, the bound and the remedy."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def sensitivity(name: str, value: Any) -> float:
     number = _real(name, value)
     if not 0.0 <= number < math.inf:
         raise ValueError(
-            f"{name} must be finite and >= 0 (in units of clip_norm), got {number:g}; a sensitivity is "
-            f"the distance that one unit can move the sum."
+            f"{name} must be finite and >= 0 (in units of clip_norm), got {number:g}; a "
+            f"sensitivity is the distance that one unit can move the sum."
         )
     return number
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cumulants of the composed privacy loss: where the PLD engine looks, and how finely.
 
-These are not part of a guarantee: they choose the tilt, the interval and the window of a composition.
+These are not part of a guarantee: they choose the tilt, the interval and the window of a
+composition.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 

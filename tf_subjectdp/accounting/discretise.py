@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a pair of mixtures to a discretised, pessimistic privacy loss distribution.
 
-The line of outcomes is cut into cells; a cell's mass under P and under Q is put on the two losses at
-the cell's ends so that both masses are kept, then each of those on the two neighbours in the grid of
-losses in the same way. This is the "connect the dots" discretisation (Doroshenko et al., arXiv:2207.04380,
-Algorithm 1) applied cell by cell: it never lies below the true divergence, and needs neither a difference
-of nearly equal deltas nor the exact inverse of the loss. What lies beyond the last outcome counts as
-infinite loss; what lies before the first is moved up to the first.
+The line of outcomes is cut into cells; a cell's mass under P and under Q is put on the two losses
+at the cell's ends so that both masses are kept, then each of those on the two neighbours in the
+grid of losses in the same way. This is the "connect the dots" discretisation (Doroshenko et al.,
+arXiv:2207.04380, Algorithm 1) applied cell by cell: it never lies below the true divergence, and
+needs neither a difference of nearly equal deltas nor the exact inverse of the loss. What lies
+beyond the last outcome counts as infinite loss; what lies before the first is moved up to the
+first.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class LossTable:
     infinite: float
 
     def interpolate(self, x: np.ndarray, cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(lp, loss) at `x`, where x[i] lies in the interval of nodes number cell[i] (cubic Hermite)."""
+        """(lp, loss) at `x`, x[i] between nodes cell[i] and cell[i] + 1 (cubic Hermite)."""
         left = self.x[cell]
         width = self.x[cell + 1] - left
         t = (x - left) / width
@@ -119,15 +120,18 @@ def _nodes(pair: Pair) -> np.ndarray:
     centres = np.asarray(pair.p_locations)
     starts = [float(centres[0] - _REACH)]
     ends = []
-    for before, after in zip(centres[:-1], centres[1:]):
+    for before, after in zip(centres[:-1], centres[1:], strict=True):
         if after - before > 2.0 * _REACH:
             ends.append(float(before + _REACH))
             starts.append(float(after - _REACH))
     ends.append(float(centres[-1] + _REACH))
-    length = sum(e - s for s, e in zip(starts, ends))
+    length = sum(e - s for s, e in zip(starts, ends, strict=True))
     atoms = max(len(pair.p_locations), len(pair.q_locations))
     spacing = min(max(_NODE_SPACING, length * atoms / _MAX_ENTRIES), _COARSEST_SPACING)
-    pieces = [np.linspace(s, e, int(np.ceil((e - s) / spacing)) + 1) for s, e in zip(starts, ends)]
+    pieces = [
+        np.linspace(s, e, int(np.ceil((e - s) / spacing)) + 1)
+        for s, e in zip(starts, ends, strict=True)
+    ]
     return np.concatenate(pieces)
 
 
@@ -135,7 +139,8 @@ def samples(branches: Branches) -> tuple[np.ndarray, np.ndarray]:
     """Losses and log masses by quadrature: for moments of the loss, not for a guarantee.
 
     Returns:
-      `loss` and `log_mass`, both of shape (n,); masses sum to 1 up to the quadrature's error (1e-9).
+      `loss` and `log_mass`, both of shape (n,); masses sum to 1 up to the quadrature's error
+      (1e-9).
     """
     losses, logs = [], []
     for probability, pair in branches:
@@ -168,7 +173,7 @@ def infinite_mass(branches: Branches) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class LossPmf:
-    """Masses on the losses index[i] * interval (indices may repeat), plus `infinite` mass at infinity.
+    """Masses on the losses index[i] * interval (indices may repeat), and `infinite` at infinity.
 
     `cell` is the largest distance over which a loss was spread where the mass is.
     """

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ONE step of each algorithm is for the accountant, as a `dp_accounting.DpEvent`.
 
-Vocabulary: `q` is the probability that one ITEM is in a step's batch, `p` that one SUBJECT is, `k` the
-largest number of items of one subject, `noise_multiplier` the noise's standard deviation divided by
-the clipping norm C. Unless a docstring says otherwise adjacency is "add or remove one unit".
+Vocabulary: `q` is the probability that one ITEM is in a step's batch, `p` that one SUBJECT is, `k`
+the largest number of items of one subject, `noise_multiplier` the noise's standard deviation
+divided by the clipping norm C. Unless a docstring says otherwise adjacency is "add or remove one
+unit".
 
-Every function accepts `noise_multiplier=0.0` and then returns `dp_accounting.NonPrivateDpEvent()`, whose
-epsilon is infinite: this lets a step be compared with an oracle without pretending to be private.
-A sampling probability of 0 is a step without privacy loss.
+Every function accepts `noise_multiplier=0.0` and then returns `dp_accounting.NonPrivateDpEvent()`,
+whose epsilon is infinite: this lets a step be compared with an oracle without pretending to be
+private. A sampling probability of 0 is a step without privacy loss.
 
 An event does not carry its unit or adjacency. Whoever composes several must make sure that they
 are stated for the same unit and the same adjacency.
@@ -16,7 +17,8 @@ are stated for the same unit and the same adjacency.
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import attr
 import dp_accounting
@@ -25,8 +27,8 @@ from scipy import special
 
 from tf_subjectdp.accounting import _checks
 
-# Binomial atoms whose joint probability is below this are moved to the largest sensitivity (upwards,
-# hence pessimistic), so that an event of k = 5,000 items holds some tens of numbers.
+# Binomial atoms whose joint probability is below this are moved to the largest sensitivity
+# (upwards, hence pessimistic), so that an event of k = 5,000 items holds some tens of numbers.
 _NEGLIGIBLE_MASS = 1e-60
 
 
@@ -34,8 +36,9 @@ _NEGLIGIBLE_MASS = 1e-60
 class PoissonReplaceOneDpEvent(dp_accounting.DpEvent):
     """One step under Poisson sampling when a unit's contribution is REPLACED by another one.
 
-    The dominating pair is (1-p) N(0, s^2) + p N(+1, s^2) against (1-p) N(0, s^2) + p N(-1, s^2): the unit is
-    sampled with probability p in both worlds and contributes opposite vectors of norm C.
+    The dominating pair is (1-p) N(0, s^2) + p N(+1, s^2) against (1-p) N(0, s^2) + p N(-1, s^2):
+    the unit is sampled with probability p in both worlds and contributes opposite vectors of norm
+    C.
 
     Attributes:
       sampling_probability: probability p that the unit is sampled.
@@ -51,9 +54,10 @@ class RevealedSensitivityDpEvent(dp_accounting.DpEvent):
     """A step in which one of several Gaussians runs and the adversary learns WHICH one.
 
     With probability `probabilities[i]` the Gaussian mechanism runs with sensitivity
-    `sensitivities[i]` (in units of C) and noise `noise_multiplier` * C; with the remaining probability
-    nothing about the unit is released. Because the choice is known, sampling does not amplify: the
-    privacy loss distribution is the convex combination of the Gaussian ones, with an atom at 0.
+    `sensitivities[i]` (in units of C) and noise `noise_multiplier` * C; with the remaining
+    probability nothing about the unit is released. Because the choice is known, sampling does not
+    amplify: the privacy loss distribution is the convex combination of the Gaussian ones, with an
+      atom at 0.
 
     Attributes:
       sensitivities: sensitivities in units of C.
@@ -80,7 +84,7 @@ def _sampled_gaussian(rate: float, noise_multiplier: float) -> dp_accounting.DpE
 
 
 def item_event(q: float, noise_multiplier: float) -> dp_accounting.DpEvent:
-    """One step of `ItemDP` (DP-SGD, LocalItemDP) for the ITEM unit: Poisson-sampled Gaussian, rate q.
+    """One step of `ItemDP` (DP-SGD, LocalItemDP) for the ITEM unit: Poisson-sampled at rate q.
 
     Args:
       q: probability that one item is in the batch, in [0, 1].
@@ -97,9 +101,9 @@ def item_event(q: float, noise_multiplier: float) -> dp_accounting.DpEvent:
 def higradavg_event(q: float, k: int, noise_multiplier: float) -> dp_accounting.DpEvent:
     """One step of `HiGradAvg` for the SUBJECT unit: Poisson-sampled Gaussian, rate 1-(1-q)^k.
 
-    The subject's j items in the batch contribute their mean, of norm at most C, whatever j >= 1; so the
-    step depends on the subject with the probability that at least one of the k items is drawn. (The
-    published rates are q, too small, and k q, an upper bound that can exceed 1.)
+    The subject's j items in the batch contribute their mean, of norm at most C, whatever j >= 1; so
+    the step depends on the subject with the probability that at least one of the k items is drawn.
+    (The published rates are q, too small, and k q, an upper bound that can exceed 1.)
 
     Args:
       q: probability that one item is in the batch, in [0, 1].
@@ -127,10 +131,10 @@ def group_event(
 ) -> dp_accounting.DpEvent:
     """One step of `GroupDP` (and of `ItemDP`) for the SUBJECT unit: a mixture of Gaussians.
 
-    The subject's j items in the batch contribute a sum of norm at most j C, with j ~ Binomial(k, q), so
-    the step is N(0, s^2) without the subject and sum_j P(j) N(j, s^2) with it (Choquette-Choo et al.,
-    arXiv:2310.15526, "mixture of Gaussians mechanism"). With a cap in the batch, the probability of
-    more items than the cap sits at the cap.
+    The subject's j items in the batch contribute a sum of norm at most j C, with j ~ Binomial(k,
+    q), so the step is N(0, s^2) without the subject and sum_j P(j) N(j, s^2) with it
+    (Choquette-Choo et al., arXiv:2310.15526, "mixture of Gaussians mechanism"). With a cap in the
+    batch, the probability of more items than the cap sits at the cap.
 
     Args:
       q: probability that one item is in the batch, in [0, 1].
@@ -207,8 +211,9 @@ def subject_event(p: float, noise_multiplier: float) -> dp_accounting.DpEvent:
 def user_ldp_event(noise_multiplier: float) -> dp_accounting.DpEvent:
     """One step of `UserLDP` (silo unit, any change of the data): Gaussian of sensitivity 2 C.
 
-    The whole batch gradient is clipped to norm C, and any change of the silo's data can move it from
-    one side of the ball to the other. The factor two is folded into the noise: multiplier sigma / 2.
+    The whole batch gradient is clipped to norm C, and any change of the silo's data can move it
+    from one side of the ball to the other. The factor two is folded into the noise: multiplier
+    sigma / 2.
 
     Raises:
       ValueError, TypeError: noise_multiplier is not a finite number >= 0.
@@ -240,12 +245,13 @@ def revealed_event(
     noise_multiplier = _checks.noise("noise_multiplier", noise_multiplier)
     if len(sens) != len(probs):
         raise ValueError(
-            f"sensitivities and probabilities must be of one length, got {len(sens)} and {len(probs)}."
+            f"sensitivities and probabilities must be of one length, "
+            f"got {len(sens)} and {len(probs)}."
         )
     if math.fsum(probs) > 1.0 + 1e-9:
         raise ValueError(
-            f"probabilities must sum to at most 1, got {math.fsum(probs):.9g}; give the probability "
-            f"of each sensitivity in one step."
+            f"probabilities must sum to at most 1, got {math.fsum(probs):.9g}; give the "
+            f"probability of each sensitivity in one step."
         )
     if noise_multiplier == 0.0:
         return nonprivate_event()
@@ -310,8 +316,8 @@ def fixed_size_event(
 ) -> dp_accounting.DpEvent:
     """One step with a batch drawn WITHOUT replacement, one unit REPLACED (engine "rdp" only).
 
-    Replacing a unit moves the sum by up to 2 C, while dp_accounting's event takes a multiplier relative to
-    that move; hence the Gaussian inside has multiplier `noise_multiplier` / 2.
+    Replacing a unit moves the sum by up to 2 C, while dp_accounting's event takes a multiplier
+    relative to that move; hence the Gaussian inside has multiplier `noise_multiplier` / 2.
 
     Args:
       population: number of units in the data, >= 1 (public).
@@ -327,7 +333,8 @@ def fixed_size_event(
     if batch_size > population:
         raise ValueError(
             f"batch_size must not exceed population, got batch_size={batch_size} and "
-            f"population={population}; the sampling rate {batch_size / population:g} would exceed 1."
+            f"population={population}; the sampling rate "
+            f"{batch_size / population:g} would exceed 1."
         )
     if noise_multiplier == 0.0:
         return nonprivate_event()

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """One recursive walk over an event: a list of (canonical mechanism, how often it runs).
 
-This is the only place that knows the event classes; both engines work on its result, so a count that is
-forgotten cannot be forgotten in one engine only. Equal mechanisms are merged, Gaussians into one.
+This is the only place that knows the event classes; both engines work on its result, so a count
+that is forgotten cannot be forgotten in one engine only. Equal mechanisms are merged, Gaussians
+into one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import dp_accounting
 
@@ -56,14 +58,15 @@ def ledger(event: dp_accounting.DpEvent, steps: int) -> Ledger:
     """Decomposes `steps` runs of `event`.
 
     Args:
-      event: any nesting of the events of `tf_subjectdp.accounting` and of dp_accounting's NoOp, NonPrivate,
-        Gaussian, PoissonSampled (of Gaussians), MixtureOfGaussians, SampledWithoutReplacement (of
-        Gaussians), SelfComposed and Composed.
+      event: any nesting of the events of `tf_subjectdp.accounting` and of dp_accounting's NoOp,
+        NonPrivate, Gaussian, PoissonSampled (of Gaussians), MixtureOfGaussians,
+        SampledWithoutReplacement (of Gaussians), SelfComposed and Composed.
       steps: how often it runs, >= 0.
 
     Raises:
       TypeError: `event` is not a `DpEvent`, or `steps` not an integer.
-      ValueError: an event is of an unknown kind or has a parameter out of range; the message names it.
+      ValueError: an event is of an unknown kind or has a parameter out of range; the message names
+      it.
     """
     steps = _checks.integer("steps", steps, 0)
     counts: dict[Mechanism, int] = {}
@@ -74,7 +77,7 @@ def ledger(event: dp_accounting.DpEvent, steps: int) -> Ledger:
         if not isinstance(current, dp_accounting.DpEvent):
             raise TypeError(
                 f"expected a dp_accounting.DpEvent, got {current!r} of type "
-                f"{type(current).__name__}; make one with item_event, higradavg_event, group_event, ..."
+                f"{type(current).__name__}; make one with item_event, group_event, ..."
             )
         if isinstance(current, dp_accounting.SelfComposedDpEvent):
             stack.append((current.event, count * _checks.integer("count", current.count, 0)))
@@ -109,8 +112,8 @@ def _canonical(event: dp_accounting.DpEvent) -> Mechanism | None:
         if isinstance(event, kind):
             return convert(event)
     raise ValueError(
-        f"this accountant does not know the event {event!r} of type {type(event).__name__}; known are "
-        f"the events of tf_subjectdp.accounting and, from dp_accounting, "
+        f"this accountant does not know the event {event!r} of type {type(event).__name__}; known "
+        f"are the events of tf_subjectdp.accounting and, from dp_accounting, "
         f"{', '.join(sorted(kind.__name__ for kind, _ in _CONVERTERS if 'Dp' in kind.__name__))}, "
         f"SelfComposedDpEvent and ComposedDpEvent."
     )
@@ -166,12 +169,13 @@ def _mixture(event: dp_accounting.dp_event.MixtureOfGaussiansDpEvent) -> Mechani
     probs = [_checks.probability("sampling_probs", w) for w in event.sampling_probs]
     if len(sens) != len(probs) or not sens:
         raise ValueError(
-            f"MixtureOfGaussiansDpEvent needs as many sensitivities as sampling_probs, at least one; "
-            f"got {len(sens)} and {len(probs)}."
+            f"MixtureOfGaussiansDpEvent needs as many sensitivities as sampling_probs, at "
+            f"least one; got {len(sens)} and {len(probs)}."
         )
     if abs(math.fsum(probs) - 1.0) > 1e-9:
         raise ValueError(
-            f"sampling_probs of MixtureOfGaussiansDpEvent must sum to 1, got {math.fsum(probs):.12g}."
+            f"sampling_probs of MixtureOfGaussiansDpEvent must sum to 1, "
+            f"got {math.fsum(probs):.12g}."
         )
     return None if sigma == _INF else make_mixture([c / sigma for c in sens], probs)
 

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The few canonical mechanisms that both engines understand, as dominating pairs in one dimension.
 
-All lengths are in units of the noise's standard deviation. A `Pair` (P, Q) is two mixtures of unit-variance
-Gaussians whose log-ratio increases with the outcome. A mechanism has one or two DIRECTIONS (remove and add
-a unit); a direction is a list of BRANCHES (probability, pair) of which the adversary sees which one runs.
-The probabilities sum to at most 1; with the rest nothing is released (privacy loss 0).
+All lengths are in units of the noise's standard deviation. A `Pair` (P, Q) is two mixtures of
+unit-variance Gaussians whose log-ratio increases with the outcome. A mechanism has one or two
+DIRECTIONS (remove and add a unit); a direction is a list of BRANCHES (probability, pair) of which
+the adversary sees which one runs. The probabilities sum to at most 1; with the rest nothing is
+released (privacy loss 0).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar, Sequence
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +26,8 @@ DROPPED_MASS = 1e-36
 class Pair:
     """P = sum_j p_weights[j] N(p_locations[j], 1) against Q likewise; log P/Q increases.
 
-    `dropped` is the mass missing from the mixture (from P or Q): it counts as infinite privacy loss.
+    `dropped` is the mass missing from the mixture (from P or Q): it counts as infinite privacy
+    loss.
     """
 
     p_locations: tuple[float, ...]
@@ -104,7 +107,11 @@ class Revealed(Mechanism):
     probabilities: tuple[float, ...]
 
     def directions(self) -> tuple[Branches, ...]:
-        return (tuple((w, gaussian_pair(mu)) for mu, w in zip(self.mus, self.probabilities)),)
+        return (
+            tuple(
+                (w, gaussian_pair(mu)) for mu, w in zip(self.mus, self.probabilities, strict=True)
+            ),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +166,7 @@ def make_mixture(locations: Sequence[float], weights: Sequence[float]) -> Mechan
 def make_revealed(mus: Sequence[float], probabilities: Sequence[float]) -> Mechanism | None:
     """Canonical mechanism of known sensitivities; None if nothing is ever released."""
     merged: dict[float, float] = {}
-    for mu, weight in zip(mus, probabilities):
+    for mu, weight in zip(mus, probabilities, strict=True):
         if mu > 0.0 and weight > 0.0:
             merged[float(mu)] = merged.get(float(mu), 0.0) + float(weight)
     if not merged:

@@ -2,29 +2,30 @@
 """The PLD engine: epsilon and delta from privacy loss distributions composed by one FFT.
 
 Every discretised loss distribution is TILTED by exp(theta * loss) before it is composed (Esscher's
-transform), with theta chosen so that the composed distribution is centred where the answer lies. Then
-the rounding floor of the FFT is relative to the answer, not absolute: a delta of 1e-15 is as safe as one
-of 1e-3. Everything approximate is on the pessimistic side: discretisation (see `discretise`), cut
-tails (put into delta), wrap-around of the FFT and rounding (both bounded and added to delta).
+transform), with theta chosen so that the composed distribution is centred where the answer lies.
+Then the rounding floor of the FFT is relative to the answer, not absolute: a delta of 1e-15 is as
+safe as one of 1e-3. Everything approximate is on the pessimistic side: discretisation (see
+`discretise`), cut tails (put into delta), wrap-around of the FFT and rounding (both bounded and
+added to delta).
 
-The grid's interval follows the number of compositions: connecting the dots adds to the cumulant function
-K(theta) of one step at most (theta^2 + theta) h^2 / 8, hence to epsilon at most steps * (1 + theta) * h^2 / 8.
+The grid's interval follows the number of compositions: connecting the dots adds to the cumulant
+function K(theta) of one step at most (theta^2 + theta) h^2 / 8, hence to epsilon at most steps * (1
++ theta) * h^2 / 8.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import logging
 import math
-from typing import Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from scipy import fft, signal
+from scipy import fft
 
 from tf_subjectdp.accounting._checks import SMALLEST_PLD_DELTA
+from tf_subjectdp.accounting.composition import Composed, multiply_power, tilt_masses
 from tf_subjectdp.accounting.cumulants import Cumulants, Direction
-from tf_subjectdp.accounting.discretise import LossPmf, discretise, infinite_mass
+from tf_subjectdp.accounting.discretise import discretise, infinite_mass
 from tf_subjectdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from tf_subjectdp.accounting.ledger import Ledger
 from tf_subjectdp.accounting.rdp import rdp_epsilon
@@ -72,16 +73,19 @@ def pld_epsilon(ledger: Ledger, delta: float, relative_error: float = TARGET_ERR
             f"delta={delta:g} is below {SMALLEST_PLD_DELTA:g}, where this arithmetic ends; "
             f'use engine="rdp", or a larger delta.'
         )
+    if _largest_shift(ledger) > 30.0:
+        bound = rdp_epsilon(ledger, delta)
+        if bound >= _HOPELESS:
+            return bound
     answer, excess = max(_Direction(d).epsilon(delta, relative_error) for d in _directions(ledger))
     if excess > max(STATED_ERROR, 2.0 * relative_error) * answer:
         _LOGGER.warning(
-            "epsilon %.6g over %d steps may be up to %.2g above the true value: its loss distribution "
-            "could not be discretised more finely.",
+            "epsilon %.6g over %d steps may be up to %.2g above the true value: its loss "
+            "distribution could not be discretised more finely.",
             answer,
             ledger.steps,
             excess,
         )
-    # Beyond any use a grid fails or is slow; Renyi's bound is right there too, and close.
     return answer if answer < _HOPELESS else min(answer, rdp_epsilon(ledger, delta))
 
 
@@ -114,79 +118,18 @@ def _refuse_unsupported(ledger: Ledger) -> None:
             )
 
 
+def _largest_shift(ledger: Ledger) -> float:
+    """The largest distance of a component of P from 0, in standard deviations of the noise."""
+    branches = (b for mechanism, _ in ledger.entries for b in mechanism.directions()[0])
+    return max(max(pair.p_locations) for _, pair in branches)
+
+
 def _directions(ledger: Ledger) -> Sequence[Direction]:
     """All entries in the direction "remove", and in the direction "add" where it differs."""
     per_entry = [(mechanism.directions(), count) for mechanism, count in ledger.entries]
     first = tuple((d[0], count) for d, count in per_entry)
     last = tuple((d[-1], count) for d, count in per_entry)
     return (first,) if first == last else (first, last)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Composed:
-    """Composed tilted masses `tilted` on the losses (first + i) * interval; see `delta_at`.
-
-    `log_moment` is the log of the sum that the tilted masses were divided by.
-    """
-
-    first: int
-    interval: float
-    cell: float
-    tilted: np.ndarray
-    theta: float
-    reference: float
-    log_scale: float
-    extra: float
-    log_moment: float
-
-    @functools.cached_property
-    def _sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Losses l_i, sums over j >= i of w_j, and of w_j exp(l_i - l_j); w untilted up to a factor."""
-        losses = (self.first + np.arange(len(self.tilted))) * self.interval
-        u = losses - self.reference
-        # Far below the reference the weight overflows; the answer is never looked for there.
-        valid = -self.theta * u < 600.0
-        losses = losses[valid]
-        weight = self.tilted[valid] * np.exp(-self.theta * u[valid])
-        upper = np.cumsum(weight[::-1])[::-1]
-        decay = math.exp(-self.interval)
-        lower = signal.lfilter([1.0], [1.0, -decay], weight[::-1])[::-1]
-        return losses, upper, lower
-
-    def epsilon_at(self, delta: float) -> float | None:
-        """epsilon at `delta`; None if it lies below the window, infinite if there is none."""
-        losses, upper, lower = self._sums
-        if delta <= self.extra:
-            return math.inf
-        log_target = math.log(delta - self.extra) - self.log_scale
-        if log_target > 690.0:
-            return None
-        target = math.exp(log_target)
-        # delta at the grid point i counts the masses above it.
-        at_grid = np.append(upper[1:] - math.exp(-self.interval) * lower[1:], 0.0)
-        i = int(np.argmax(at_grid <= target))  # exists: the last is 0
-        if i == 0:
-            return None
-        return float(losses[i]) + math.log((upper[i] - target) / lower[i])
-
-    def slope_at(self, epsilon: float, delta: float) -> float:
-        """-d log(delta) / d epsilon: the tilt that the answer really corresponds to."""
-        losses, _, lower = self._sums
-        i = min(int(np.searchsorted(losses, epsilon)), len(losses) - 1)
-        return float(lower[i]) * math.exp(min(self.log_scale - math.log(delta), 700.0))
-
-    def delta_at(self, epsilon: float) -> float | None:
-        """delta at `epsilon`; None if epsilon lies outside the window."""
-        losses = self._sums[0]
-        if not losses[0] <= epsilon <= losses[-1]:
-            return None
-        start = len(self.tilted) - len(losses) + int(np.searchsorted(losses, epsilon, "right"))
-        u = (self.first + np.arange(start, len(self.tilted))) * self.interval - epsilon
-        total = float(np.sum(self.tilted[start:] * np.exp(-self.theta * u) * -np.expm1(-u)))
-        if total <= 0.0:
-            return self.extra
-        exponent = math.log(total) + self.log_scale - self.theta * (epsilon - self.reference)
-        return min(1.0, math.exp(min(exponent, 0.0)) + self.extra)
 
 
 class _Direction:
@@ -209,8 +152,10 @@ class _Direction:
         expected = float(bound(np.array([theta]), self._cumulants(np.array([theta])))[0])
         if not expected < _HOPELESS:
             return math.inf, 0.0
+        if expected <= 0.0:
+            return 0.0, 0.0
         answer = None
-        for tilt in (theta, theta / 2.0, theta / 8.0, theta / 64.0, 0.0):
+        for tilt in (theta, theta / 8.0, 0.0):
             if not self._spread(tilt):
                 return math.inf, 0.0
             wanted = self._interval(tilt, max(expected, 0.0), relative_error)
@@ -229,11 +174,13 @@ class _Direction:
         for other in (tilt, tilt / 8.0, 0.0):
             if excess <= 2.0 * relative_error * answer:
                 break
-            # Renyi's bound, by which the interval was chosen, was far above the answer; and where rare
-            # steps lose much, a smaller tilt allows a finer grid. Every result bounds from above; with
-            # millions of steps the finer is not always the better.
+            # Renyi's bound, by which the interval was chosen, was far above the answer; and where
+            # rare steps lose much, a smaller tilt allows a finer grid. Every result bounds from
+            # above; with millions of steps the finer is not always the better.
             slope = composed.slope_at(answer, delta)
             wanted = self._interval(max(slope, other), answer, relative_error)
+            if self._finest(other, wanted, answer) > 0.9 * composed.interval:
+                continue
             finer = self._compose(other, wanted, answer)
             refined = finer.epsilon_at(delta)
             if refined is not None and refined < answer:
@@ -248,17 +195,16 @@ class _Direction:
         if epsilon >= self._cumulants.largest_loss:
             return self._infinite_mass()
 
-
         def bound(theta: np.ndarray, cumulant: np.ndarray) -> np.ndarray:
             return cumulant - theta * epsilon
 
         theta = self._cumulants.minimise(bound)
         answers = []
-        for tilt in (theta, theta / 2.0, theta / 8.0, theta / 64.0, 0.0):
+        for tilt in (theta, theta / 8.0, 0.0):
             if not self._spread(tilt):
                 answers.append(self._chernoff(tilt, epsilon))
                 continue
-            interval = self._interval(tilt, epsilon, relative_error)
+            interval = self._interval(tilt, epsilon, relative_error, cautious=True)
             answer = self._compose(tilt, interval, epsilon).delta_at(epsilon)
             if answer is not None:
                 return answer
@@ -273,28 +219,35 @@ class _Direction:
         return -math.expm1(log_finite)
 
     def _spread(self, theta: float) -> bool:
-        """Whether the tilted loss has a finite, positive deviation, i.e. whether a grid makes sense."""
+        """Whether the tilted loss has a finite, positive deviation, so that a grid makes sense."""
         mean, deviation = self._cumulants.mean_and_deviation(theta)
         return math.isfinite(mean) and 0.0 < deviation < math.inf
 
     def _chernoff(self, theta: float, epsilon: float) -> float:
-        """An upper bound on delta that needs no composition (used if epsilon is out of any window)."""
+        """An upper bound on delta without composition (for an epsilon out of any window)."""
         value = float(self._cumulants(np.array([theta]))[0]) - theta * epsilon
         if not math.isfinite(value):
             return 1.0
         return min(1.0, math.exp(min(value, 0.0)) * (1.0 + 1e-6) + self._infinite_mass())
 
-    def _interval(self, theta: float, epsilon: float, relative_error: float) -> float:
-        """Interval at which discretisation adds at most `relative_error` * epsilon."""
+    def _interval(
+        self, theta: float, epsilon: float, relative_error: float, cautious: bool = False
+    ) -> float:
+        """Interval at which discretisation adds at most `relative_error` * epsilon.
+
+        `cautious` is for an epsilon whose slope is not checked afterwards.
+        """
         _, deviation = self._cumulants.mean_and_deviation(theta)
         variance = deviation**2
         scale = epsilon / (1.0 + theta)
-        scale = min(max(scale, 1e-3 * variance), variance)
+        scale = max(scale, 1e-3 * variance)
+        if cautious:
+            scale = min(scale, variance)
         # No loss moves by more than the interval, so this much is always fine enough.
         enough = relative_error * epsilon / self._steps
         return max(math.sqrt(8.0 * relative_error * scale / self._steps), enough)
 
-    def _excess(self, composed: _Composed, epsilon: float, delta: float) -> float:
+    def _excess(self, composed: Composed, epsilon: float, delta: float) -> float:
         """What discretisation has added to epsilon, at most."""
         slope = composed.slope_at(epsilon, delta)
         theta = composed.theta
@@ -308,9 +261,10 @@ class _Direction:
         return min(bound, measured + self._steps * 1e-12 / theta)
 
     def _window(self, theta: float) -> tuple[float, float, float]:
-        """Losses between which all but `_WRAPPED_MASS` of the tilted composition lies (Chernoff)."""
+        """Losses between which all but `_WRAPPED_MASS` of the tilted sum lies (Chernoff)."""
         mean, deviation = self._cumulants.mean_and_deviation(theta)
-        # Where rare steps lose much, the best s is far below that of a Gaussian tail (8 / deviation).
+        # Where rare steps lose much, the best s is far below that of a Gaussian tail (8 /
+        # deviation).
         s = np.geomspace(1e-3, 40.0, 36) / deviation
         base = float(self._cumulants(np.array([theta]))[0])
         need = -math.log(_WRAPPED_MASS)
@@ -318,11 +272,18 @@ class _Direction:
         lower = -(self._cumulants(theta - s) - base + need) / s
         return float(np.nanmax(lower)), float(np.nanmin(upper)), mean
 
-    def _compose(self, theta: float, interval: float, reach: float | None) -> _Composed:
+    def _reach(self, theta: float, reach: float | None) -> tuple[float, float, float]:
         low, high, mean = self._window(theta)
-        if reach is not None:
-            low, high = min(low, reach), max(high, reach)
-        interval = max(interval, (high - low) / (_MAX_POINTS - 8))
+        return (low, high, mean) if reach is None else (min(low, reach), max(high, reach), mean)
+
+    def _finest(self, theta: float, wanted: float, reach: float | None) -> float:
+        """The interval a composition can have: the wanted one unless the window is too wide."""
+        low, high, _ = self._reach(theta, reach)
+        return max(wanted, (high - low) / (_MAX_POINTS - 8))
+
+    def _compose(self, theta: float, wanted: float, reach: float | None) -> Composed:
+        low, high, mean = self._reach(theta, reach)
+        interval = self._finest(theta, wanted, reach)
         size = fft.next_fast_len(
             max(int(math.ceil((high - low) / interval)) + 8, _MIN_POINTS), real=True
         )
@@ -330,15 +291,15 @@ class _Direction:
         log_scale, shift, log_finite, cell = 0.0, 0, 0.0, interval
         for branches, count in self._direction:
             pmf = discretise(branches, interval)
-            tilted, log_moment, centre = _tilt(pmf, theta, size)
-            _multiply_power(spectrum, fft.rfft(tilted), count)
+            tilted, log_moment, centre = tilt_masses(pmf, theta, size)
+            multiply_power(spectrum, fft.rfft(tilted), count)
             log_scale += count * log_moment
             shift += count * centre
             log_finite += count * math.log1p(-pmf.infinite)
             cell = max(cell, pmf.cell)
         composed = fft.irfft(spectrum, size)
-        # Rounding: relative (steps + log n) * eps in the spectrum, hence at most that times the sum of its
-        # moduli over n in every mass.
+        # Rounding: relative (steps + log n) * eps in the spectrum, hence at most that times the sum
+        # of its moduli over n in every mass.
         moduli = (2.0 * np.abs(spectrum).sum() + 1.0) / size
         rounding = 4.0 * _ROUNDING * (self._steps + math.log2(size)) * moduli
         composed = np.maximum(composed, 0.0) + rounding
@@ -349,34 +310,4 @@ class _Direction:
         top = (first + size - 1) * interval
         wrapped = math.log(2.0 * _WRAPPED_MASS) + log_scale - theta * (top - mean)
         extra = -math.expm1(log_finite) + math.exp(min(wrapped, 0.0))
-        return _Composed(first, interval, cell, composed, theta, mean, log_scale, extra, log_moment)
-
-
-def _tilt(pmf: LossPmf, theta: float, size: int) -> tuple[np.ndarray, float, int]:
-    """Masses times exp(theta * loss), normalised, centred and wrapped to `size` points.
-
-    Returns:
-      The tilted masses, the log of their sum before normalising, and the index put at 0.
-    """
-    exponent = theta * pmf.interval * pmf.index + np.log(pmf.mass)
-    peak = float(exponent.max())
-    weight = np.exp(exponent - peak)
-    total = float(weight.sum())
-    weight /= total
-    # Centred, the phases that are raised to the power `count` are small where it matters.
-    centre = int(round(float(weight @ pmf.index)))
-    tilted = np.bincount((pmf.index - centre) % size, weights=weight, minlength=size)
-    return tilted, peak + math.log(total), centre
-
-
-def _multiply_power(spectrum: np.ndarray, base: np.ndarray, count: int) -> None:
-    """spectrum *= base ** count, in place."""
-    if count == 1:
-        spectrum *= base
-        return
-    with np.errstate(divide="ignore"):
-        log_modulus = 0.5 * np.log(base.real**2 + base.imag**2)
-    phase = np.arctan2(base.imag, base.real)
-    modulus = np.exp(count * log_modulus)
-    phase *= count
-    spectrum *= modulus * (np.cos(phase) + 1j * np.sin(phase))
+        return Composed(first, interval, cell, composed, theta, mean, log_scale, extra, log_moment)

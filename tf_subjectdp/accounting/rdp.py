@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The RDP engine: Renyi divergences at real orders, and their conversion to (epsilon, delta).
 
-The Renyi divergence of a mixture of Gaussians is computed by quadrature of exp(log integrand), not bounded
-away; of known sensitivities in closed form; of sampling without replacement by dp_accounting (Wang, Balle,
-Kasiviswanathan, arXiv:1808.00087, Theorem 27) with the replace-one relation. Conversion: Canonne, Kamath,
-Steinke, arXiv:2004.00010, Proposition 12. The order is optimised for the composition at hand, and kept away from
-1, where the conversion loses its digits.
+The Renyi divergence of a mixture of Gaussians is computed by quadrature of exp(log integrand), not
+bounded away; of known sensitivities in closed form; of sampling without replacement by
+dp_accounting (Wang, Balle, Kasiviswanathan, arXiv:1808.00087, Theorem 27) with the replace-one
+relation. Conversion: Canonne, Kamath, Steinke, arXiv:2004.00010, Proposition 12. The order is
+optimised for the composition at hand, and kept away from 1, where the conversion loses its digits.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Callable
+from collections.abc import Callable
 
 import dp_accounting
 import numpy as np
@@ -31,10 +31,11 @@ from tf_subjectdp.accounting.mechanisms import (
 #: Orders are 1 + theta with theta in this range.
 _SMALLEST_THETA = 0.02
 _LARGEST_THETA = 1e7
-# dp_accounting's bound without replacement takes time proportional to the order (squared below 257).
+# dp_accounting's bound without replacement takes time proportional to the order (squared below
+# 257).
 _LARGEST_FIXED_SIZE_ORDER = 2048
 _SCAN_POINTS = 2001
-_MAX_POINTS = 40_000
+_MAX_ENTRIES = 3_000_000
 _LOG_ROOT_2PI = 0.5 * math.log(2.0 * math.pi)
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
@@ -96,8 +97,8 @@ def renyi_divergence(mechanism: Mechanism, order: float) -> float:
     theta = order - 1.0
     if not theta >= _SMALLEST_THETA * (1.0 - 1e-9):
         raise ValueError(
-            f"Renyi orders must be at least {1 + _SMALLEST_THETA}, got {order!r}; closer to 1 the divergence "
-            f"cannot be told from rounding errors."
+            f"Renyi orders must be at least {1 + _SMALLEST_THETA}, got {order!r}; closer to 1 the "
+            f"divergence cannot be told from rounding errors."
         )
     return max(_cumulant(mechanism, d, theta) for d in _direction_numbers(mechanism)) / theta
 
@@ -229,14 +230,15 @@ def _fixed_size_at(mechanism: FixedSize, order: int) -> float:
 
 
 def _mixture_cumulant(pair: Pair, theta: float) -> float:
-    """log of the integral of P^(1+theta) Q^(-theta) by the trapezoid rule, or a bound at extremes."""
+    """log of the integral of P^(1+theta) Q^(-theta): trapezoid rule, or a bound at extremes."""
     p_low, p_high = min(pair.p_locations), max(pair.p_locations)
     q_low, q_high = min(pair.q_locations), max(pair.q_locations)
     # The integrand's logarithm is stationary where x = (1+theta) E_P[c|x] - theta E_Q[c|x].
     low = (1.0 + theta) * p_low - theta * q_high - 14.0
     high = (1.0 + theta) * p_high - theta * q_low + 14.0
-    # Its second derivative is at least -1 - theta Var_Q: peaks are this wide at least. The integrand's
-    # singularities in the complex plane lie pi / (distance of neighbouring locations) away.
+    # Its second derivative is at least -1 - theta Var_Q: peaks are this wide at least. The
+    # integrand's singularities in the complex plane lie pi / (distance of neighbouring locations)
+    # away.
     width = 1.0 / math.sqrt(1.0 + theta * 0.25 * (q_high - q_low) ** 2)
     points = np.unique(np.concatenate([pair.p_locations, pair.q_locations]))
     gap = float(np.diff(points).max()) if len(points) > 1 else 0.0
@@ -246,7 +248,8 @@ def _mixture_cumulant(pair: Pair, theta: float) -> float:
         # Several peaks are possible: none may fall between two points of the scan. (With a single P
         # the integrand is log-concave and the scan cannot miss its one peak.)
         scan_points = max(scan_points, math.ceil(min((high - low) / (4.0 * width), 1e9)))
-    if scan_points > _MAX_POINTS:
+    most = _MAX_ENTRIES // max(len(pair.p_locations), len(pair.q_locations))
+    if scan_points > most:
         return _convexity_bound(pair, theta)
     scan = np.linspace(low, high, scan_points)
     step = scan[1] - scan[0]
@@ -254,7 +257,7 @@ def _mixture_cumulant(pair: Pair, theta: float) -> float:
     keep = np.flatnonzero(height > height.max() - 80.0)
     low = max(low, float(scan[keep[0]]) - 2.0 * step)
     high = min(high, float(scan[keep[-1]]) + 2.0 * step)
-    if (high - low) / spacing > _MAX_POINTS:
+    if (high - low) / spacing > most:
         return _convexity_bound(pair, theta)
     x = np.arange(low, high + spacing, spacing)
     value = _log_integrand(pair, theta, x)
@@ -268,7 +271,7 @@ def _log_integrand(pair: Pair, theta: float, x: np.ndarray) -> np.ndarray:
 
 
 def _convexity_bound(pair: Pair, theta: float) -> float:
-    """Without quadrature: exp of the cumulant is jointly convex, so the mixtures' mean bounds it."""
+    """Without quadrature: exp(cumulant) is jointly convex, so the mixtures' mean bounds it."""
     if len(pair.p_weights) == len(pair.q_weights):
         distance = np.subtract(pair.p_locations, pair.q_locations)
         weights = np.asarray(pair.p_weights)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Callable
+from collections.abc import Callable
 
 import dp_accounting
 
@@ -26,10 +26,12 @@ def epsilon(
     """Smallest epsilon for which `steps` runs of `event` are (epsilon, delta)-private, from above.
 
     Args:
-      event: one step, from this package or from dp_accounting; `compose` makes one of unlike events.
+      event: one step, from this package or from dp_accounting; `compose` makes one of unlike
+        events.
       steps: how often it runs, an integer >= 0.
       delta: in [0, 1).
-      engine: "pld" (privacy loss distributions, relative error at most 1e-3, usually 2e-5) or "rdp".
+      engine: "pld" (privacy loss distributions, relative error at most 1e-3, usually 2e-5) or
+        "rdp".
 
     Returns:
       epsilon >= 0; 0.0 if nothing is released, infinite if there is none (no noise; delta = 0).
@@ -51,7 +53,8 @@ def delta(
     """Smallest delta for which `steps` runs of `event` are (epsilon, delta)-private, from above.
 
     Args:
-      event: one step, from this package or from dp_accounting; `compose` makes one of unlike events.
+      event: one step, from this package or from dp_accounting; `compose` makes one of unlike
+        events.
       steps: how often it runs, an integer >= 0.
       epsilon: finite, >= 0.
       engine: "pld" or "rdp".
@@ -81,15 +84,16 @@ def noise_multiplier(
     """Smallest noise at which `steps` runs of `make_event(sigma)` are (epsilon, delta)-private.
 
     Args:
-      make_event: from a noise multiplier to the event of one step; more noise must mean more privacy.
+      make_event: from a noise multiplier to the event of one step; more noise must mean more
+        privacy.
       steps: how often it runs, an integer >= 0.
       epsilon: the target, finite, > 0.
       delta: in (0, 1).
       engine: "pld" or "rdp".
 
     Returns:
-      sigma, at most 1e-4 (relative) above the smallest one, verified to keep `epsilon` at `delta`; 0.0 if
-      `steps` is 0, and 0.001 if even so little noise is enough.
+      sigma, at most 1e-4 (relative) above the smallest one, verified to keep `epsilon` at `delta`;
+      0.0 if `steps` is 0, and 0.001 if even so little noise is enough.
 
     Raises:
       TypeError: `make_event` is not callable, or does not return an event.
@@ -97,8 +101,8 @@ def noise_multiplier(
     """
     if not callable(make_event):
         raise TypeError(
-            f"make_event must be a function from a noise multiplier to an event, got {make_event!r}; "
-            f"for instance lambda sigma: item_event(0.01, sigma)."
+            f"make_event must be a function from a noise multiplier to an event, got "
+            f"{make_event!r}; for instance lambda sigma: item_event(0.01, sigma)."
         )
     target = _checks.target_epsilon(epsilon, allow_zero=False)
     delta = _checks.target_delta(delta, allow_zero=False)
@@ -144,8 +148,8 @@ def _bracket(function: Callable[[float], float], target: float) -> tuple[float, 
             if high > _HIGHEST_NOISE:
                 raise ValueError(
                     f"no noise multiplier up to {_HIGHEST_NOISE:g} reaches epsilon={target:g}: at "
-                    f"{low:g} epsilon is still {function(low):g}; check that make_event uses its argument, "
-                    f"and take fewer steps, a smaller sampling rate or a larger delta."
+                    f"{low:g} epsilon is still {function(low):g}; check that make_event uses its "
+                    f"argument, and take fewer steps, a smaller sampling rate or a larger delta."
                 )
             if function(high) <= target:
                 return low, high
@@ -165,8 +169,8 @@ def _narrow(
     points = [(low, function(low)), (high, function(high))]
     while high > low * (1.0 + precision):
         estimate = _secant(points[-2], points[-1], target)
-        # A little above the estimate is expected to keep the target and become the upper end; once it
-        # has, a little below the upper end closes the bracket from the other side.
+        # A little above the estimate is expected to keep the target and become the upper end; once
+        # it has, a little below the upper end closes the bracket from the other side.
         trial = estimate * (1.0 + 0.3 * precision)
         if high > trial * (1.0 - 1e-12) >= high * (1.0 - precision):
             trial = high * (1.0 - 0.9 * precision)

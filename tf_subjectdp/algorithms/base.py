@@ -17,8 +17,10 @@ from scipy import stats
 from tf_subjectdp import accounting
 from tf_subjectdp.clipping import BatchPartition
 
-# Below this the squares of a float32 gradient vanish before they can be compared with the bound.
+# Below this the squares of a float32 gradient vanish before they can be compared with the bound;
+# above the other, the bound or its noise is no longer a float32 number.
 _SMALLEST_CLIP_NORM = 1e-10
+_LARGEST_CLIP_NORM = 1e30
 
 ADD_OR_REMOVE_SUBJECT = "adding or removing one subject with all of their items"
 REPLACE_SUBJECT = "replacing the contents of all items of one subject, in place"
@@ -61,6 +63,15 @@ class SamplingFacts:
         return self.max_items if self.step_cap is None else min(self.max_items, self.step_cap)
 
     @property
+    def rows_in_batch(self) -> int:
+        """Rows of a batch of a fixed size.
+
+        `batch_size` is rate * n_items, which rounds to a hair below the whole number as often as
+        above it: 15 / 22 * 22 < 15. Cut off, it would be a batch of 14.
+        """
+        return min(math.ceil(self.batch_size - 1e-6), self.n_items)
+
+    @property
     def subject_rate(self) -> float:
         """Largest probability that a subject has any item in a step's batch."""
         if self.scheme == "poisson_subjects":
@@ -75,13 +86,15 @@ class SamplingFacts:
 
     def items_law(self) -> tuple[np.ndarray, np.ndarray]:
         """Law of the number of the largest subject's items in one batch of a fixed size."""
-        size = min(int(self.batch_size), self.n_items)
+        size = self.rows_in_batch
         counts = np.arange(min(self.max_items, size) + 1)
-        return counts, stats.hypergeom(self.n_items, self.max_items, size).pmf(counts)
+        law = stats.hypergeom(self.n_items, self.max_items, size).pmf(counts)
+        # SciPy's logarithms of factorials lose digits in large tables: the sum is off by 1e-9.
+        return counts, law / law.sum()
 
     def most_square_items(self, cap: int | None = None) -> int:
         """Largest sum over the batches of a shuffled epoch of (a subject's items in it)^2."""
-        batch = min(int(self.batch_size), cap or self.max_items, self.max_items)
+        batch = min(self.rows_in_batch, cap or self.max_items, self.max_items)
         full, rest = divmod(self.max_items, batch)
         full = min(full, self.steps_per_epoch)
         rest = rest if full < self.steps_per_epoch else 0
@@ -169,6 +182,11 @@ class Algorithm(abc.ABC):
             raise ValueError(
                 f"clip_norm={clip_norm} is below {_SMALLEST_CLIP_NORM}, where float32 norms cannot "
                 "be trusted; scale the loss up and use a larger clip_norm."
+            )
+        if clip_norm > _LARGEST_CLIP_NORM:
+            raise ValueError(
+                f"clip_norm={clip_norm} is above {_LARGEST_CLIP_NORM}, where float32 noise "
+                "overflows; no gradient needs so large a bound, use e.g. 1e6 to clip nothing."
             )
         object.__setattr__(self, "clip_norm", clip_norm)
 

@@ -80,7 +80,7 @@ class GroupDP(base.Algorithm):
         return item_dp.shuffled_subject(facts, sigma, cap=self.max_items_per_subject)
 
     def _item_under_poisson_items(self, facts, sigma):
-        if self.max_items_per_subject is None:
+        if self._most(facts.max_items) == facts.max_items:
             return item_dp.poisson_item(facts, sigma)
         # Within a batch the cap lets one item displace another: two clip norms from the sum
         # without it. With a cap on the data as well, the item's place is never empty.
@@ -99,8 +99,8 @@ class GroupDP(base.Algorithm):
         return item_dp.item_of_sampled_subject(capped, sigma, subject_norm=most)
 
     def _item_under_fixed_size(self, facts, sigma):
-        if self.max_items_per_subject is None:
-            return item_dp.ItemDP(self.clip_norm)._item_under_fixed_size(facts, sigma)
+        if self._most(facts.max_items) == facts.max_items:
+            return item_dp.fixed_size_item(facts, sigma)
         return base.Guarantee(
             "item",
             base.REPLACE_ITEM,

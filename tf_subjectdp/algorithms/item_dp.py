@@ -53,8 +53,6 @@ class ItemDP(base.Algorithm):
         )
 
     def _subject_under_fixed_size(self, facts, sigma):
-        if facts.max_items == 1:
-            return dataclasses.replace(self._item_under_fixed_size(facts, sigma), unit="subject")
         return fixed_size_subject(facts, sigma, cap=None)
 
     def _subject_under_shuffle(self, facts, sigma):
@@ -67,14 +65,7 @@ class ItemDP(base.Algorithm):
         return item_of_sampled_subject(facts, sigma, subject_norm=facts.items_in_step)
 
     def _item_under_fixed_size(self, facts, sigma):
-        return base.Guarantee(
-            "item",
-            base.REPLACE_ITEM,
-            (accounting.fixed_size_event(facts.n_items, int(facts.batch_size), sigma),),
-            "batches of a fixed size without replacement; a replaced item moves the sum by two "
-            "clip norms",
-            engine="rdp",
-        )
+        return fixed_size_item(facts, sigma)
 
     def _item_under_shuffle(self, facts, sigma):
         return shuffled_item(facts, sigma)
@@ -118,7 +109,7 @@ def item_of_sampled_subject(
       sigma: noise multiplier.
       subject_norm: bound of the subject's whole contribution, in clip norms.
     """
-    displaces = facts.data_cap or facts.step_cap is not None
+    displaces = facts.data_cap or facts.items_in_step < facts.max_items
     move = 2.0 if displaces else 1.0
     return base.Guarantee(
         "item",
@@ -132,6 +123,18 @@ def item_of_sampled_subject(
     )
 
 
+def fixed_size_item(facts: base.SamplingFacts, sigma: float) -> base.Guarantee:
+    """Sums of clipped items in batches of a fixed size, for one item."""
+    return base.Guarantee(
+        "item",
+        base.REPLACE_ITEM,
+        (accounting.fixed_size_event(facts.n_items, facts.rows_in_batch, sigma),),
+        "batches of a fixed size without replacement; a replaced item moves the sum by two clip "
+        "norms",
+        engine="rdp",
+    )
+
+
 def fixed_size_subject(
     facts: base.SamplingFacts, sigma: float, *, cap: int | None
 ) -> base.Guarantee:
@@ -139,7 +142,10 @@ def fixed_size_subject(
 
     Replacing contents in place leaves the law of the batches' rows as it is, so these may be taken
     as known: the subject then has j rows, j hypergeometric, and moves the sum by 2 min(j, cap) C.
+    A subject of one item is an item.
     """
+    if facts.max_items == 1:
+        return dataclasses.replace(fixed_size_item(facts, sigma), unit="subject")
     counts, law = facts.items_law()
     moves = counts if cap is None else counts.clip(max=cap)
     present = counts > 0

@@ -12,8 +12,8 @@ from tf_subjectdp.clipping import fresh_seed
 def add_gaussian_noise(sums: Sequence[tf.Tensor], stddev: float | tf.Tensor) -> list[tf.Tensor]:
     """Adds independent N(0, stddev^2) to every entry of every tensor.
 
-    The draws are counter-based (Philox), keyed by 128 bits that the operating system gives at each
-    call: no seed, checkpoint, replica or restart repeats them. They are made in float64, because
+    The draws are counter-based (Philox), with a fresh 128-bit key at each call (`fresh_seed`): no
+    seed, checkpoint, replica or restart repeats them. They are made in float64, because
     the Box-Muller transform in float32 cuts the tail near 5.7 standard deviations, and only then
     rounded to float32.
 

@@ -116,9 +116,13 @@ def choose_strategy(
 
     Returns:
       The strategy's name and the sentence that was logged.
+
+    Raises:
+      ValueError: `row_function` does not give one loss a row, or "vectorized" was asked for and
+        TensorFlow cannot vectorise the model.
     """
     # A mistake in the model or the loss must surface as itself, not as "cannot be vectorised".
-    tf.function(row_function).get_concrete_function(row_spec)
+    _output_specs(row_function, row_spec)
     if options.strategy == "loop":
         return "loop", _say("loop", "asked for", linear)
     chunk = options.chunk_rows(variables)
@@ -176,6 +180,9 @@ def clipped_sum(
 
     Returns:
       The `ClippedSum`. A row whose gradient is not finite counts as zero and is counted.
+
+    Raises:
+      ValueError: `row_function` does not give one loss a row.
     """
     group = partition.group
     taking_part = tf.cast(tf.where(group >= 0)[:, 0], tf.int32)
@@ -195,7 +202,8 @@ def clipped_sum(
         group_scale=tf.where(empty > 0, 0.0, group_scale),
         linear=partition.linear,
     )
-    outputs_spec = _output_specs(row_function, rows)
+    rows_spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
+    outputs_spec = _output_specs(row_function, rows_spec)
     total, outputs, stats = STRATEGIES[strategy].run(
         row_function, variables, rows, index, ordered, clip_norm, options, _buffers(outputs_spec)
     )
@@ -206,10 +214,33 @@ def clipped_sum(
     return ClippedSum(total, taking_part, losses, predictions, stats[0], stats[1], stats[2])
 
 
-def _output_specs(row_function: RowFunction, rows: Any) -> Any:
-    """The structure, types and shapes [None, ...] of what `row_function` returns."""
-    spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
-    outputs = tf.function(row_function).get_concrete_function(spec).structured_outputs
+def _output_specs(row_function: RowFunction, row_spec: Any) -> Any:
+    """The structure, types and shapes [None, ...] of what `row_function` returns.
+
+    Raises:
+      ValueError: it does not return a pair, or not one loss a row, or a prediction without rows.
+    """
+    outputs = tf.function(row_function).get_concrete_function(row_spec).structured_outputs
+    if not isinstance(outputs, (tuple, list)) or len(outputs) != 2:
+        raise ValueError(
+            f"row_function returned {outputs!r}; it must return a pair (losses, predictions), the "
+            "loss of each row first."
+        )
+    losses, predictions = outputs
+    # A mean over the rows cannot be told apart again; and [n, 1] times the scales [n] would
+    # broadcast to [n, n], every row weighted with the scales of all.
+    if losses.shape.rank is not None and (losses.shape.rank != 1 or losses.shape[0] == 1):
+        raise ValueError(
+            f"row_function returned losses of shape {losses.shape}; it must return one number a "
+            "row, shape [n]: leave out the mean over the rows (reduction='none'), and reduce or "
+            "squeeze all other axes."
+        )
+    for output in tf.nest.flatten(predictions):
+        if output.shape.rank == 0:
+            raise ValueError(
+                "row_function returned a prediction that is a single number; predictions must have "
+                "one entry a row, shape [n, ...]: leave it out."
+            )
     return tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape[1:]], s.dtype), outputs)
 
 

@@ -62,7 +62,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self.epsilon,
             plan.steps,
         )
-        taken = self.model.optimizer.steps_taken
+        taken = self.model.optimizer.steps_at_new_pass
         if taken + self._per_call() > self._allowed:
             raise ValueError(
                 f"{taken} steps are taken, and a budget of epsilon={self.epsilon:g} allows "
@@ -77,6 +77,11 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.model.optimizer.steps_taken + self._per_call() > self._allowed:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        # The next epoch may begin a new pass over shuffled data, and this one then counts whole.
+        if self.model.optimizer.steps_at_new_pass + self._per_call() > self._allowed:
             self.model.stop_training = True
 
 
@@ -139,6 +144,7 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
             raise ValueError(f"reserve={reserve!r} must be an integer of at least 1.")
         self.path, self.reserve = Path(path), reserve
         self._reserved = 0
+        self._known = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         fingerprint = _plan_of(self).fingerprint
@@ -156,10 +162,13 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
                     f"{self.path} belongs to a plan of other sampling; use one ledger a plan."
                 )
             self.model.optimizer.count_lost_steps(steps)
-        self._write(self.model.optimizer.steps_taken)
+        self._known = self.model.optimizer.steps_taken
+        self._write(self._known)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        taken = self.model.optimizer.steps_taken
+        # Another callback (BackupAndRestore) may have restored an older count since.
+        self.model.optimizer.count_lost_steps(self._known)
+        taken = self._known = self.model.optimizer.steps_taken
         if taken + self._per_call() > self._reserved:
             self._write(taken + max(self.reserve, self._per_call()))
 

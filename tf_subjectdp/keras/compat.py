@@ -34,6 +34,27 @@ def counter(name: str) -> Any:
         )
 
 
+def own_losses(layer: Any) -> list[Any]:
+    """What the layer's `call` handed to `add_loss`; regularisers of weights are not among these."""
+    return [*getattr(layer, "_losses", ()), *getattr(layer, "_eager_losses", ())]
+
+
+def require_optimizer(inner: Any) -> None:
+    """TypeError unless `inner` is an optimizer that takes the gradients it is given, as they are."""
+    name = f"{type(inner).__module__}.{type(inner).__name__}"
+    if not isinstance(inner, tf.keras.optimizers.Optimizer):
+        raise TypeError(
+            f"inner is a {name}: pass an optimizer of tf.keras.optimizers; those of "
+            "tf.keras.optimizers.legacy and of TensorFlow 1 are not supported."
+        )
+    if isinstance(inner, tf.keras.mixed_precision.LossScaleOptimizer):
+        raise TypeError(
+            f"inner is a {name}, which would divide the noised step by a loss scale that was never "
+            "applied; pass the optimizer inside it: clipping works on float32 gradients of the plain "
+            "loss."
+        )
+
+
 def require_model(model: Any, argument: str = "keras_model") -> None:
     """TypeError unless `model` is a model of the Keras that this TensorFlow uses."""
     if isinstance(model, tf.keras.Model):
@@ -43,6 +64,6 @@ def require_model(model: Any, argument: str = "keras_model") -> None:
     if any(name.startswith(("keras.", "tf_keras.")) for name in bases):
         hint = (
             "it belongs to another Keras than the one of this TensorFlow "
-            f"(tf.keras {tf.keras.__version__}); build it with tf.keras"
+            f"{tf.__version__} (Keras {'3' if KERAS_3 else '2'}); build it with tf.keras"
         )
     raise TypeError(f"{argument} is a {type(model).__module__}.{type(model).__name__}: {hint}.")

@@ -176,7 +176,7 @@ class PrivateModel(tf.keras.Model):
             requested = passes * available
         else:
             requested = min(passes * int(per_epoch), available)
-        taken = optimizer.steps_taken
+        taken = optimizer.steps_at_new_pass
         if taken + requested > optimizer.plan.steps:
             left = max(optimizer.plan.steps - taken, 0)
             raise ValueError(
@@ -192,13 +192,14 @@ class PrivateModel(tf.keras.Model):
         if not self.inner_model.built or not self.built:
             self(tf.nest.map_structure(_zeros, x_spec))
         trainable = tuple(id(v) for v in self.trainable_variables)
+        validation.check_layers(self.inner_model)
         if self._engine_choice is not None and self._checked_spec == (x_spec, y_spec, trainable):
             return
         if not trainable:
             raise ValueError("the model has no trainable weights; nothing can be trained.")
-        validation.check_layers(self.inner_model)
         validation.check_forward_pass(self.inner_model, x_spec)
         optimizer = self._optimizer()
+        self._make_optimizer_variables()
         rows_spec = (x_spec, y_spec, tf.TensorSpec([None], tf.float32))
         self._engine_choice = clipping.choose_strategy(
             self._row_function,
@@ -208,6 +209,12 @@ class PrivateModel(tf.keras.Model):
             options=optimizer.engine,
         )
         self._checked_spec = (x_spec, y_spec, trainable)
+
+    def _make_optimizer_variables(self) -> None:
+        """Makes what a saved state fills, where the model is ready; Keras waits for the first step."""
+        if self.inner_model.built and isinstance(getattr(self, "optimizer", None), DPOptimizer):
+            self.built = True
+            self.optimizer.build(self.trainable_variables)
 
     def _row_function(self, rows: Any) -> tuple[tf.Tensor, Any]:
         x, y, weight = rows
@@ -220,6 +227,8 @@ class PrivateModel(tf.keras.Model):
         rows = (x, y, extras["weight"])
         variables = self.trainable_variables
         optimizer = self._optimizer()
+        if optimizer.plan is not None:
+            _check_mark(extras["plan"], optimizer.plan)
         if self._engine_choice is None:
             self._prepare(tf.nest.map_structure(tf.TensorSpec.from_tensor, data))
         regularization, extra_gradients = self._regularization(variables)
@@ -242,6 +251,29 @@ class PrivateModel(tf.keras.Model):
         self._trackers.update(summed, regularization, noise)
         logs.update(self._trackers.results(compat.raw(optimizer.privacy_steps)))
         return logs
+
+    def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any) -> Any:
+        """One private step: `train_on_batch(*batch)` with a batch of `plan.dataset`.
+
+        Args:
+          x, y: inputs and targets of the batch.
+          sample_weight: the batch's third part, a dict with the person of each row.
+          **kwargs: Keras's own, except `class_weight`.
+
+        Raises:
+          ValueError: a batch without people, or not drawn as planned.
+        """
+        if kwargs.get("class_weight") is not None:
+            raise ValueError("class_weight belongs into plan.dataset(..., sample_weight=...).")
+        if not isinstance(sample_weight, dict) or "subject" not in sample_weight:
+            raise ValueError(f"train_on_batch(x, y, extras) needs the extras: {_NEEDS_DATASET}")
+        # Keras 2 reads a batch size off every part, scalars too.
+        rows = tf.shape(sample_weight["subject"])[:1]
+        extras = {
+            key: tf.broadcast_to(value, rows) if tf.rank(value) == 0 else value
+            for key, value in sample_weight.items()
+        }
+        return super().train_on_batch(x, y, extras, **kwargs)
 
     def _regularization(self, variables: Any) -> tuple[tf.Tensor, list[tf.Tensor] | None]:
         """The weights' own penalties: free of data, so outside the clipping, once a step."""
@@ -326,6 +358,7 @@ class PrivateModel(tf.keras.Model):
                 "depends on. Use save('....keras') to go on training, or "
                 "model.inner_model.save(...) / tf.saved_model.save(model.inner_model, ...) to serve."
             )
+        self._make_optimizer_variables()
         return super().save(filepath, *args, **kwargs)
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -341,7 +374,17 @@ class PrivateModel(tf.keras.Model):
                     f"{name} would hold the weights without the step count that epsilon depends on; "
                     "use save('....keras') or a name that ends in '.weights.h5'."
                 )
+        self._make_optimizer_variables()
         return super().save_weights(filepath, *args, **kwargs)
+
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras; a compiled model gets the step count back.
+
+        Raises:
+          ValueError: the file has no step count for the compiled optimizer.
+        """
+        self._make_optimizer_variables()
+        return super().load_weights(filepath, *args, **kwargs)
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """What `compile` was given, as Keras records it."""
@@ -350,9 +393,7 @@ class PrivateModel(tf.keras.Model):
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a loaded model, with its optimizer's variables made so that they can be loaded."""
         self.compile(**tf.keras.utils.deserialize_keras_object(config))
-        if self.inner_model.built:
-            self.built = True
-            self.optimizer.build(self.trainable_variables)
+        self._make_optimizer_variables()
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -390,9 +431,25 @@ def _unpack_element(element: Any) -> tuple[Any, Any, dict[str, Any]]:
             "subject": subject,
             "mask": extras.get("mask", tf.cast(ones, tf.bool)),
             "weight": tf.cast(extras.get("weight", ones), tf.float32),
-            "begins_epoch": extras.get("begins_epoch", tf.constant(False)),
+            "begins_epoch": tf.reduce_any(extras.get("begins_epoch", False)),
+            "plan": extras.get("plan"),
         }
     return x, y, extras
+
+
+def _check_mark(mark: Any, plan: Plan) -> None:
+    """Refuses a batch that no dataset of the plan drew, however it came to the step."""
+    if mark is None:
+        raise ValueError(
+            "this batch was not drawn by the plan, whose epsilon would not hold for it; take batches "
+            "from plan.dataset(x, y, subject_id), e.g. train_on_batch(*batch)."
+        )
+    tf.debugging.assert_equal(
+        mark,
+        tf.constant(plan.fingerprint, tf.int64),
+        "this batch's sampling is not the plan's; take batches from the dataset of the plan that made "
+        "the optimizer.",
+    )
 
 
 def _zeros(spec: Any) -> tf.Tensor:

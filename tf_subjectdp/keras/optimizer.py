@@ -73,6 +73,7 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         inner = tf.keras.optimizers.get(inner)
         if isinstance(inner, DPOptimizer):
             raise ValueError("inner is a DPOptimizer already; wrap the plain optimizer once.")
+        compat.require_optimizer(inner)
         if plan is not None:
             given = {
                 "algorithm": algorithm,
@@ -151,10 +152,7 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         taken = tf.identity(counter)
         if self.plan is None:
             return [counter.assign_add(1)]
-        epoch = self.plan.guarantee(self.plan.unit).steps_per_event
-        if epoch > 1:
-            whole = (taken + epoch - 1) // epoch * epoch
-            taken = tf.where(begins_epoch, whole, taken)
+        taken = tf.where(begins_epoch, self._whole_epochs(taken), taken)
         guard = tf.debugging.Assert(
             taken < self.plan.steps,
             [
@@ -166,6 +164,11 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         )
         with tf.control_dependencies([] if guard is None else [guard]):
             return [counter.assign(taken + 1)]
+
+    def _whole_epochs(self, taken: Any) -> Any:
+        """Steps that count as taken once a pass over the data begins anew."""
+        epoch = self.plan.guarantee(self.plan.unit).steps_per_event if self.plan else 1
+        return (taken + epoch - 1) // epoch * epoch
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:
         """Always refused: raises ValueError that says what to call instead."""
@@ -185,6 +188,12 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
     def steps_taken(self) -> int:
         """Noised sums released so far, over all `fit`s and resumes: what epsilon counts."""
         return int(compat.raw(self.privacy_steps).numpy())
+
+    @property
+    def steps_at_new_pass(self) -> int:
+        """`steps_taken`, with an epoch of shuffled data that was begun counted whole: what is spent
+        when another pass over the data begins."""
+        return self._whole_epochs(self.steps_taken)
 
     def count_lost_steps(self, steps: int) -> None:
         """Raises the step count to at least `steps`: steps that a crash lost were taken all the same.
@@ -287,7 +296,8 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
     def get_config(self) -> dict[str, Any]:
         config = {
             "name": self.name,
-            "inner": tf.keras.optimizers.serialize(self.inner),
+            # Not optimizers.serialize, whose inverse does not know all of Keras's own optimizers.
+            "inner": tf.keras.utils.serialize_keras_object(self.inner),
             "engine": dataclasses.asdict(self.engine),
         }
         if self.plan is not None:
@@ -305,7 +315,7 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         config.pop("is_legacy_optimizer", None)
         inner = config.pop("inner")
         if not isinstance(inner, tf.keras.optimizers.Optimizer):
-            inner = tf.keras.optimizers.deserialize(inner, custom_objects=custom_objects)
+            inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects=custom_objects)
         if config.get("plan") is not None:
             config["plan"] = Plan.from_config(config["plan"])
         if config.get("algorithm") is not None:
