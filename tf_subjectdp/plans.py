@@ -136,6 +136,8 @@ class Plan:
         if delta is None:
             raise ValueError("this plan has no delta; say epsilon(delta=...), e.g. 1e-5.")
         steps = self.steps if steps is None else steps
+        if isinstance(steps, bool) or steps != int(steps) or steps < 0:
+            raise ValueError(f"steps={steps} must be a whole number of at least 0.")
         return _epsilon(self.guarantee(unit or self.unit), int(steps), float(delta))
 
     def extended(self, *, epochs: float | None = None, steps: int | None = None) -> "Plan":

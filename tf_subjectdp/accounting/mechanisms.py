@@ -10,6 +10,7 @@ released (privacy loss 0).
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -41,15 +42,15 @@ Branches = tuple[tuple[float, Pair], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Mechanism:
+class Mechanism(abc.ABC):
     """Base class: what one step is; equal mechanisms compose into one (value, count)."""
 
     #: Why the PLD engine cannot do it; None if it can.
     pld_refusal: ClassVar[str | None] = None
 
+    @abc.abstractmethod
     def directions(self) -> tuple[Branches, ...]:
         """One or two lists of branches; the guarantee is the worst of them."""
-        raise NotImplementedError
 
     @property
     def is_gaussian(self) -> bool:
@@ -131,7 +132,7 @@ class FixedSize(Mechanism):
     noise_multiplier: float
 
     def directions(self) -> tuple[Branches, ...]:
-        raise NotImplementedError(self.pld_refusal)
+        raise ValueError(f"{self!r}: {self.pld_refusal}.")
 
 
 def gaussian_pair(mu: float) -> Pair:

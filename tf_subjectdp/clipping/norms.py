@@ -22,7 +22,8 @@ def row_norms(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
 
     Returns:
       float32 [n]. A row with a NaN or an infinity has a norm that is not finite. A finite row whose
-      squares overflow float32 (entries above 1e19) still has its true norm.
+      squares overflow float32 (entries above 1e19) still has its true norm, unless that overflows
+      itself (3.4e38): then it is infinite.
     """
     flat = [tf.reshape(g, [tf.shape(g)[0], -1]) for g in gradients]
 

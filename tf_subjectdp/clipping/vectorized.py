@@ -93,7 +93,7 @@ def why_not(
             traced.get_concrete_function(spec)
         # The conversion raises whatever its converters trip over (TypeError on the variant tensors
         # of recurrent layers, ValueError on stateful ops, ...): any means "not this model".
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
             return f"{type(error).__name__}, {lines[-1][:160]}", messages.ops
     return "", messages.ops

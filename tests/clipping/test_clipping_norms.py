@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms and clip factors at the edges of float16 and float32."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_subjectdp.clipping import norms
+
+CLIP = 1.5
+
+
+def row_norms(*arrays):
+    return norms.row_norms(norms.as_float32([tf.constant(a) for a in arrays])).numpy()
+
+
+def test_norm_runs_over_all_variables_of_a_row():
+    rng = np.random.default_rng(1)
+    parts = [rng.normal(size=(5, *shape)).astype(np.float32) for shape in ((3, 2), (), (7,))]
+    flat = np.concatenate([p.reshape(5, -1) for p in parts], axis=1).astype(np.float64)
+    np.testing.assert_allclose(row_norms(*parts), np.linalg.norm(flat, axis=1), rtol=1e-6)
+
+
+def test_float16_gradients_whose_squares_overflow_keep_their_norm():
+    # 300^2 is above the largest float16.
+    found = row_norms(np.full((1, 4), 300.0, np.float16))
+    np.testing.assert_allclose(found, [600.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-18, 1.0, 1e18, 1e25, 1e37])
+def test_norms_hold_where_float32_squares_would_overflow_or_not(size):
+    found = row_norms(np.array([[3.0 * size, 4.0 * size]], np.float32))
+    np.testing.assert_allclose(found, [5.0 * size], rtol=1e-6)
+
+
+def test_a_huge_row_leaves_the_norms_of_its_neighbours_alone():
+    found = row_norms(np.array([[3e25, 4e25], [3.0, 4.0], [0.0, 0.0]], np.float32))
+    np.testing.assert_allclose(found, [5e25, 5.0, 0.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_has_a_norm_that_is_not_finite_and_no_other_row_has(value):
+    rows = np.array([[1.0, value], [3.0, 4.0], [3e25, 4e25]], np.float32)
+    found = row_norms(rows)
+    assert not np.isfinite(found[0])
+    np.testing.assert_allclose(found[1:], [5.0, 5e25], rtol=1e-6)
+
+
+def test_variables_without_elements_do_not_disturb_the_norm():
+    huge = np.array([[3e25, 4e25], [0.0, 2.0]], np.float32)
+    np.testing.assert_allclose(row_norms(huge, np.zeros((2, 0), np.float32)), [5e25, 2.0], rtol=1e-6)
+
+
+def test_clip_factors_scale_down_to_the_bound_and_never_up():
+    given = np.array([0.0, 1e-30, 1.0, CLIP, 3.0, 1e38], np.float32)
+    factors = norms.clip_factors(tf.constant(given), CLIP).numpy()
+    np.testing.assert_allclose(factors[:4], 1.0)
+    np.testing.assert_allclose((factors * given)[4:], CLIP, rtol=1e-6)
+
+
+def test_repeated_indices_of_a_sparse_gradient_are_summed():
+    sparse = tf.IndexedSlices(
+        tf.constant([[1.0, 0.0], [2.0, 5.0]]), tf.constant([1, 1]), tf.constant([3, 2])
+    )
+    (dense,) = norms.as_float32([sparse])
+    np.testing.assert_array_equal(dense.numpy(), [[0, 0], [3, 5], [0, 0]])
+
+
+def test_zero_rows_removes_nan_and_infinity():
+    gradient = tf.constant([[np.nan, 1.0], [2.0, 3.0], [np.inf, 4.0]], tf.float32)
+    (kept,) = norms.zero_rows([gradient], tf.constant([False, True, False]))
+    np.testing.assert_array_equal(kept.numpy(), [[0, 0], [2, 3], [0, 0]])

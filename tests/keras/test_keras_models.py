@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models and losses of every kind: a step without noise and clipping is Keras's own full-batch step."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_subjectdp as sdp
+
+L = tf.keras.layers
+
+
+class Twice(tf.keras.Model):
+    """A subclassed model."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = L.Dense(4, activation="tanh"), L.Dense(1)
+
+    def call(self, inputs, training=None):
+        return self.second(self.first(inputs))
+
+
+def two_inputs():
+    a, b = L.Input([2], name="a"), L.Input([1], name="b")
+    return a, b, L.Concatenate()([a, b])
+
+
+def dict_inputs():
+    a, b, joined = two_inputs()
+    return tf.keras.Model({"a": a, "b": b}, L.Dense(1)(joined))
+
+
+def tuple_inputs():
+    a, b, joined = two_inputs()
+    return tf.keras.Model([a, b], L.Dense(1)(joined))
+
+
+def list_outputs():
+    x = L.Input([3])
+    return tf.keras.Model(x, [L.Dense(1, name="left")(x), L.Dense(2, name="right")(x)])
+
+
+def dict_outputs():
+    x = L.Input([3])
+    outputs = {"left": L.Dense(1, name="left")(x), "right": L.Dense(2, name="right")(x)}
+    return tf.keras.Model(x, outputs)
+
+
+def subclassed():
+    model = Twice()
+    model(tf.zeros([1, 3]))
+    return model
+
+
+def single():
+    return tf.keras.Sequential([L.Input([3]), L.Dense(1)])
+
+
+def regularised():
+    return tf.keras.Sequential(
+        [
+            L.Input([3]),
+            L.Dense(4, kernel_regularizer=tf.keras.regularizers.L1L2(0.01, 0.1)),
+            L.Dense(1, bias_regularizer="l2"),
+        ]
+    )
+
+
+def vector_loss(y, p):
+    return tf.reduce_sum(tf.square(y - p), -1)
+
+
+def two_targets(box):
+    return box.y, np.concatenate([box.y, 1 - box.y], 1)
+
+
+CASES = {
+    "string loss": (single, None, None, {"loss": "mse"}),
+    "loss object with the mean": (single, None, None, {"loss": tf.keras.losses.Huber(0.3)}),
+    "function of a vector": (single, None, None, {"loss": vector_loss}),
+    "subclassed": (subclassed, None, None, {"loss": "mae"}),
+    "dict inputs": (dict_inputs, lambda x: {"a": x[:, :2], "b": x[:, 2:]}, None, {"loss": "mse"}),
+    "tuple inputs": (tuple_inputs, lambda x: (x[:, :2], x[:, 2:]), None, {"loss": "mse"}),
+    "list outputs, list of losses": (
+        list_outputs, None, two_targets, {"loss": ["mse", "mae"], "loss_weights": [1.0, 0.3]},
+    ),
+    "list outputs, dict of losses": (
+        list_outputs, None, two_targets,
+        {"loss": {"left": "mse", "right": "mae"}, "loss_weights": {"left": 2.0, "right": 0.3}},
+    ),
+    "dict outputs, dict of losses": (
+        dict_outputs, None,
+        lambda box: dict(zip(("left", "right"), two_targets(box), strict=True)),
+        {"loss": {"left": "mse", "right": "mae"}, "loss_weights": {"left": 2.0, "right": 0.3}},
+    ),
+    # O23, O24: a penalty on weights enters exactly once, outside the clipping.
+    "regularised": (regularised, None, None, {"loss": "mse"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_noiseless_unclipped_step_is_keras_own_step(box, case):
+    make, to_x, to_y, options = CASES[case]
+    x = box.x if to_x is None else to_x(box.x)
+    y = box.y if to_y is None else to_y(box)
+    net, plain = make(), make()
+    plain.set_weights(net.get_weights())
+    plain.compile(optimizer=tf.keras.optimizers.SGD(0.5), **options)
+    plain.fit(x, y, batch_size=60, epochs=2, verbose=0)
+    plan = box.exact_plan(steps=2)
+    model = sdp.PrivateModel(net)
+    model.compile(optimizer=plan.optimizer(tf.keras.optimizers.SGD(0.5)), **options)
+    model.fit(plan.dataset(x, y, box.ids), verbose=0)
+    for ours, keras in zip(net.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, keras, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.01])
+@pytest.mark.parametrize("algorithm", [sdp.ItemDP(1e-3), sdp.SubjectDP(1e-3)])
+def test_a_regulariser_is_added_once_and_is_not_clipped(box, strength, algorithm):
+    """O23: l1 and l2 against the analytic gradient, also with strength 0."""
+    plan = box.exact_plan(algorithm, steps=1)
+    net = box.net(2, kernel_regularizer=tf.keras.regularizers.L1L2(strength, strength))
+    kernel = net.get_weights()[0]
+    model = box.compiled(
+        plan, net, tf.keras.optimizers.SGD(1.0), loss=lambda y, p: tf.zeros_like(p[:, 0])
+    )
+    history = model.fit(box.data(plan), verbose=0).history
+    expected = kernel - strength * (np.sign(kernel) + 2 * kernel)
+    np.testing.assert_allclose(net.get_weights()[0], expected, rtol=1e-5, atol=1e-7)
+    penalty = strength * (np.abs(kernel).sum() + (kernel**2).sum())
+    assert history["loss"][0] == pytest.approx(penalty, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y, p: tf.reduce_mean(tf.square(y - p)),
+        type("Averaged", (tf.keras.losses.Loss,), {"call": lambda self, y, p: tf.reduce_mean(y - p)})(),
+    ],
+)
+def test_a_loss_that_is_already_averaged_is_refused_with_the_remedy(box, plan, loss):
+    """O2: a clear error that says which argument to set, before any step."""
+    model = box.compiled(plan, loss=loss)
+    with pytest.raises(ValueError, match="already averaged.*reduction='none'"):
+        model.fit(box.data(plan), verbose=0)
+    assert model.optimizer.steps_taken == 0
+
+
+@pytest.mark.parametrize("loss", ["mse", tf.keras.losses.MeanSquaredError(), "MeanSquaredError"])
+def test_a_reduced_keras_loss_is_used_in_its_unreduced_form(box, plan, loss):
+    """O2: 16 groups, a string or a mean-reduced loss."""
+    model = box.fitted(plan, loss=loss)
+    assert model.optimizer.steps_taken == plan.steps
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"loss": None}, ValueError, "loss is missing"),
+        ({"loss": {"nobody": "mse"}}, ValueError, r"loss names \['nobody'\], but"),
+        ({"loss": ["mse", "mse"]}, ValueError, "loss has 2 entries for the outputs"),
+        ({"loss": "mse", "loss_weights": {"nobody": 1.0}}, ValueError, "loss_weights names"),
+        ({"loss": 3}, TypeError, "loss=3 must be a name, a Keras loss or a function"),
+    ],
+)
+def test_a_loss_that_fits_no_output_is_refused(box, plan, options, error, message):
+    model = sdp.PrivateModel(box.net())
+    with pytest.raises(error, match=message):
+        model.compile(optimizer=plan.optimizer("sgd"), **options)
+        model.fit(box.data(plan), verbose=0)
+
+
+def test_a_model_that_was_never_built_is_built_from_the_data(box, plan):
+    """O38: a subclassed model, made outside of everything, without an input shape."""
+    net = Twice()
+    assert not net.built
+    model = box.fitted(plan, net)
+    assert model.optimizer.steps_taken == plan.steps
+    assert len(net.get_weights()) == 4
+
+
+@pytest.mark.parametrize("thing", [3, "model", tf.keras.layers.Dense(1), Twice])
+def test_what_is_no_model_is_refused(thing):
+    """O38"""
+    with pytest.raises(TypeError, match="pass a tf.keras.Model"):
+        sdp.PrivateModel(thing)
+
+
+@pytest.mark.parametrize("module", ["keras.src.models.model", "tf_keras.src.engine.training"])
+def test_a_model_of_another_keras_is_refused_by_name(module):
+    """O12"""
+    foreign = type("Model", (), {"__module__": module})()
+    with pytest.raises(TypeError, match="belongs to another Keras than the one of this TensorFlow"):
+        sdp.PrivateModel(foreign)
+
+
+def test_a_private_model_is_not_wrapped_twice(box):
+    with pytest.raises(TypeError, match="PrivateModel already"):
+        sdp.PrivateModel(sdp.PrivateModel(box.net()))
+
+
+def test_an_embedding_and_lstm_train_as_row_by_row_and_say_how_in_one_line(box, caplog):
+    """O3: TensorFlow cannot vectorise it; the loop gives what a Python loop over rows gives."""
+    net = tf.keras.Sequential(
+        [L.Input([4], dtype="int32"), L.Embedding(6, 3), L.LSTM(3), L.Dense(1)]
+    )
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 6, (4, 4)), rng.normal(size=(4, 1)).astype(np.float32)
+    ids = np.arange(4)
+    plan = sdp.plan(
+        sdp.ItemDP(0.1),
+        sdp.PoissonItems(4),
+        sdp.SubjectStats.from_ids(ids),
+        steps=1,
+        noise_multiplier=0.0,
+    )
+    expected = [w.astype(np.float64) for w in net.get_weights()]
+    for row in range(4):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(net(x[row : row + 1]) - y[row : row + 1]))
+        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, net.trainable_variables)]
+        norm = max(float(tf.linalg.global_norm(gradients)) / 0.1, 1.0)
+        expected = [w - g.numpy() / norm / 4 for w, g in zip(expected, gradients, strict=True)]
+    model = box.compiled(plan, net, tf.keras.optimizers.SGD(1.0), engine="auto")
+    with caplog.at_level("INFO", "tf_subjectdp"):
+        model.fit(plan.dataset(x, y, ids), verbose=0)
+    for ours, oracle in zip(net.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(ours, oracle, rtol=1e-4, atol=1e-6)
+    assert sum("clipping engine" in record.message for record in caplog.records) == 1
+
+
+def test_compile_refuses_xla(box, plan):
+    with pytest.raises(ValueError, match="jit_compile=True cannot compile"):
+        box.compiled(plan, jit_compile=True)
+
+
+def test_several_replicas_are_refused(box, plan):
+    devices = tf.config.list_logical_devices("CPU")
+    if len(devices) < 2:
+        strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+        with strategy.scope():
+            assert box.compiled(plan) is not None
+        return
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        with pytest.raises(ValueError, match="train on one device"):
+            box.compiled(plan)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Plan.dataset`: the plan's steps, drawn afresh, with the plan's constants enforced."""
+
+import numpy as np
+import pytest
+
+import tf_subjectdp as sdp
+from tf_subjectdp.sampling import dataset_fingerprint
+
+IDS = np.arange(60) % 12
+X, Y = np.arange(60, dtype=np.float32)[:, None], np.zeros(60, np.float32)
+
+
+def make(sampling=None, algorithm=None, **options):
+    options = {"steps": 6, "noise_multiplier": 1.0, **options}
+    return sdp.plan(
+        algorithm or sdp.ItemDP(1.0),
+        sampling or sdp.PoissonItems(16),
+        sdp.SubjectStats.from_ids(IDS),
+        **options,
+    )
+
+
+def batches(dataset):
+    return [x[extras["mask"]][:, 0].tolist() for x, _, extras in dataset.as_numpy_iterator()]
+
+
+@pytest.mark.parametrize(
+    "sampling", [sdp.PoissonItems(16), sdp.PoissonSubjects(3), sdp.FixedSize(8), sdp.Shuffle(16)]
+)
+def test_cardinality_is_the_number_of_planned_steps(sampling):
+    dataset = make(sampling).dataset(X, Y, IDS)
+    assert int(dataset.cardinality()) == 6
+    assert len(batches(dataset)) == 6
+
+
+@pytest.mark.parametrize("sampling", [sdp.PoissonItems(16), sdp.FixedSize(8), sdp.Shuffle(16)])
+def test_every_iteration_draws_afresh_with_a_seed_as_without(sampling):
+    for seed in (None, 3):
+        dataset = make(sampling).dataset(X, Y, IDS, seed=seed)
+        assert batches(dataset) != batches(dataset)
+    plan = make(sampling)
+    assert batches(plan.dataset(X, Y, IDS, seed=3)) == batches(plan.dataset(X, Y, IDS, seed=3))
+
+
+def test_the_dataset_carries_the_plan_and_not_that_of_another_sampling():
+    plan = make()
+    assert dataset_fingerprint(plan.dataset(X, Y, IDS)) == plan.fingerprint
+    for other in (make(sdp.PoissonItems(17)), make(max_items_per_subject=3)):
+        assert other.fingerprint != plan.fingerprint
+    # Rule, noise and length do not change who is drawn.
+    assert make(algorithm=sdp.HiGradAvg(2.0), steps=9).fingerprint == plan.fingerprint
+
+
+def test_a_bound_on_the_items_of_a_subject_is_enforced():
+    plan = make(sdp.PoissonItems(24), max_items_per_subject=2)
+    assert plan.facts.n_items == 24 and plan.facts.rate == 1.0
+    for rows in batches(plan.dataset(X, Y, IDS)):
+        assert np.bincount(np.asarray(rows, int) % 12).tolist() == [2] * 12
+
+
+def test_padding_gives_constant_shapes_and_counts_for_nobody():
+    shapes = set()
+    for x, _, extras in make().dataset(X, Y, IDS, pad=True).as_numpy_iterator():
+        shapes.add(x.shape[0])
+        assert (extras["subject"][~extras["mask"]] == -1).all()
+        assert (extras["weight"][~extras["mask"]] == 0).all()
+    assert len(shapes) == 1
+
+
+def test_a_shuffled_pass_marks_where_its_epochs_begin():
+    dataset = make(sdp.Shuffle(16), steps=8).dataset(X, Y, IDS)
+    marks = [bool(extras["begins_epoch"]) for _, _, extras in dataset.as_numpy_iterator()]
+    assert marks == [True, False, False, False] * 2
+
+
+def test_subject_ids_may_be_strings():
+    names = np.array([f"patient {i}" for i in IDS])
+    plan = sdp.plan(
+        sdp.HiGradAvg(1.0),
+        sdp.PoissonSubjects(12),
+        sdp.SubjectStats.from_ids(names),
+        steps=1,
+        noise_multiplier=1.0,
+    )
+    ((_, _, extras),) = plan.dataset(X, Y, names).as_numpy_iterator()
+    assert np.bincount(extras["subject"]).tolist() == [5] * 12
+
+
+def test_poisson_sampling_goes_on_with_other_data_at_the_planned_rate(caplog):
+    plan = make(sdp.PoissonItems(60))
+    with caplog.at_level("WARNING", "tf_subjectdp"):
+        dataset = plan.dataset(X[:48], Y[:48], IDS[:48])
+    assert "the data have 48 items" in caplog.text
+    assert len(batches(dataset)[0]) == 48  # rate 1, not 60/48
