@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peak memory and time of a private step of LEAF's FEMNIST CNN: 6.6 M weights, a batch of 512.
 
-Item gradients of such a batch would take 13 GB at once; the engine holds a chunk of them. Every case
-runs in a process of its own, since the peak of a process never falls, through `PrivateModel.fit` on
-random images, eight a person.
+Item gradients of such a batch would take 13 GB at once; the engine holds a chunk of them. Every
+case runs in a process of its own, since the peak of a process never falls, through
+`PrivateModel.fit` on random images, eight a person.
 
     python benchmarks/cnn_memory.py                                  # the engine's own choice
     python benchmarks/cnn_memory.py --strategies loop vectorized --budgets 64 256 1024
@@ -13,6 +13,7 @@ Exit status 1 if a case needs more than `--limit` GiB or fails.
 
 import argparse
 import dataclasses
+import itertools
 import json
 import resource
 import statistics
@@ -58,7 +59,7 @@ def cnn():
 
 
 def measure(case: Case, batch: int, steps: int) -> dict:
-    """Trains in this process. Returns seconds of a step (median) and of the first, and peak GiB."""
+    """Trains in this process. Returns seconds, CPU seconds (medians) and peak GiB."""
     import numpy as np
     import tensorflow as tf
 
@@ -70,10 +71,10 @@ def measure(case: Case, batch: int, steps: int) -> dict:
             self.ticks = []
 
         def on_train_begin(self, logs=None):
-            self.ticks.append(time.monotonic())
+            self.ticks.append((time.monotonic(), time.process_time()))
 
         def on_train_batch_end(self, number, logs=None):
-            self.ticks.append(time.monotonic())
+            self.on_train_begin()
 
     rng = np.random.default_rng(0)
     x = rng.standard_normal((batch, 28, 28, 1)).astype(np.float32)
@@ -105,11 +106,13 @@ def measure(case: Case, batch: int, steps: int) -> dict:
         data = plan.dataset(x, y, person)
         began = time.monotonic()
         model.fit(data, callbacks=[clock], verbose=0)
-    lengths = [after - before for before, after in zip(clock.ticks, clock.ticks[1:], strict=False)]
+    wall, cpu = zip(*clock.ticks, strict=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
-        "step": statistics.median(lengths[1:]),
-        "first": clock.ticks[1] - began,
+        # The first step traces.
+        "step": statistics.median(b - a for a, b in itertools.pairwise(wall[1:])),
+        "cpu": statistics.median(b - a for a, b in itertools.pairwise(cpu[1:])),
+        "first": wall[1] - began,
         "peak": peak / (2**30 if sys.platform == "darwin" else 2**20),
     }
 
@@ -155,7 +158,7 @@ def main(argv=None) -> int:
     print(f"batch {options.batch}, {ITEMS_A_PERSON} items a person, limit {options.limit:g} GiB")
     print(
         f"{'algorithm':<10} {'strategy':<11} {'budget MiB':>10} {'s a step':>9} "
-        f"{'first s':>8} {'peak GiB':>9}"
+        f"{'CPU s':>7} {'first s':>8} {'peak GiB':>9}"
     )
     failed = False
     for case in cases:
@@ -170,7 +173,8 @@ def main(argv=None) -> int:
         failed |= over
         note = f"  over {options.limit:g} GiB" if over else ""
         print(
-            f"{start}{found['step']:>9.2f} {found['first']:>8.1f} {found['peak']:>9.2f}{note}",
+            f"{start}{found['step']:>9.2f} {found['cpu']:>7.1f} {found['first']:>8.1f} "
+            f"{found['peak']:>9.2f}{note}",
             flush=True,
         )
     return int(failed)

@@ -185,7 +185,7 @@ class Plan:
           element_id: [n], only for algorithms whose unit is a part of a person.
           sample_weight: [n] or None; multiplies the loss before the clipping.
           pad: whether to pad batches to a constant shape, for compilers that need one.
-          seed: for tests only; the statement does not know of it, so never use it for a release.
+          seed: for tests only: the statement then says that the run is not private.
 
         Returns:
           A dataset with `steps` elements `(x, y, extras)`.
@@ -221,6 +221,7 @@ class Plan:
             self.steps,
             pad_to=self._capacity() if pad else None,
             steps_per_epoch=self.steps_per_epoch if self.facts.scheme == "shuffle" else None,
+            seeded=seed is not None,
             fingerprint=self.fingerprint,
         )
 

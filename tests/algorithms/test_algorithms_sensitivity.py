@@ -141,7 +141,7 @@ def pairs(names):
 
 
 @pytest.mark.parametrize(("name", "strategy"), pairs(ALGORITHMS))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(batch=batches())
 def test_removing_one_subject_moves_the_sum_by_no_more_than_stated(name, strategy, batch):
     rows, subject, _ = batch
@@ -150,17 +150,13 @@ def test_removing_one_subject_moves_the_sum_by_no_more_than_stated(name, strateg
     moved = np.linalg.norm(run(rows, subject) - run(rows[rest], subject[rest]))
     assert within(moved, ADD_OR_REMOVE_SUBJECT[name](np.sum(~rest)), rows)
     # Masking rows is the same as taking them away.
-    np.testing.assert_allclose(
-        run(rows, subject, rest), run(rows[rest], subject[rest]), atol=1e-5
-    )
+    np.testing.assert_allclose(run(rows, subject, rest), run(rows[rest], subject[rest]), atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "strategy"), pairs(ALGORITHMS))
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(batch=batches())
-def test_replacing_one_subject_in_place_moves_the_sum_by_no_more_than_stated(
-    name, strategy, batch
-):
+def test_replacing_one_subject_in_place_moves_the_sum_by_no_more_than_stated(name, strategy, batch):
     rows, subject, other = batch
     run = summed(name, strategy)
     replaced = np.where((subject == 0)[:, None], other, rows)
@@ -169,11 +165,9 @@ def test_replacing_one_subject_in_place_moves_the_sum_by_no_more_than_stated(
 
 
 @pytest.mark.parametrize(("name", "strategy"), pairs(ADD_OR_REMOVE_ITEM))
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(batch=batches())
-def test_removing_or_replacing_one_item_moves_the_sum_by_no_more_than_stated(
-    name, strategy, batch
-):
+def test_removing_or_replacing_one_item_moves_the_sum_by_no_more_than_stated(name, strategy, batch):
     rows, subject, other = batch
     run = summed(name, strategy)
     item = int(np.flatnonzero(subject == 0)[0])
@@ -204,7 +198,7 @@ def test_the_stated_moves_are_reached_so_none_is_larger_than_needed(name):
 
 def test_under_a_cap_in_the_batch_one_item_may_displace_another_two_clip_norms():
     # Three items at the cap; the fourth is opposite. With it, every subset is within 2 C of the sum
-    # without it, and one is 2 C away.
+    # without it, and one is 2 C away. (Missing one of the two in 60 draws: 3e-8.)
     run = summed("GroupDP, capped", "vectorized")
     rows = np.repeat([[5.0, 0, 0, 0]], 4, axis=0)
     rows[3] *= -1

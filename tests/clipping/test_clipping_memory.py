@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tf_subjectdp.algorithms import HiGradAvg
 from tf_subjectdp.clipping import EngineOptions, choose_strategy, clipped_sum
+from tf_subjectdp.keras import compat
 
 model = tf.keras.Sequential([tf.keras.layers.Dense(1000, "relu"), tf.keras.layers.Dense(10)])
 model.build((None, 1000))
@@ -23,7 +24,7 @@ def row_function(rows):
     return tf.keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True), ()
 
 spec = (tf.TensorSpec([None, 1000], tf.float32), tf.TensorSpec([None], tf.int32))
-variables = model.trainable_variables
+variables = [compat.raw(v) for v in model.trainable_variables]
 strategy, _ = choose_strategy(row_function, variables, spec, linear=True, options=options)
 
 @tf.function(input_signature=[*spec, tf.TensorSpec([None], tf.int64)])

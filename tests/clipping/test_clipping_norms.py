@@ -48,7 +48,9 @@ def test_a_row_that_is_not_finite_has_a_norm_that_is_not_finite_and_no_other_row
 
 def test_variables_without_elements_do_not_disturb_the_norm():
     huge = np.array([[3e25, 4e25], [0.0, 2.0]], np.float32)
-    np.testing.assert_allclose(row_norms(huge, np.zeros((2, 0), np.float32)), [5e25, 2.0], rtol=1e-6)
+    np.testing.assert_allclose(
+        row_norms(huge, np.zeros((2, 0), np.float32)), [5e25, 2.0], rtol=1e-6
+    )
 
 
 def test_clip_factors_scale_down_to_the_bound_and_never_up():

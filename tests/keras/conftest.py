@@ -7,14 +7,13 @@ import tensorflow as tf
 
 import tf_subjectdp as sdp
 
-KERAS_3 = not hasattr(tf.keras.optimizers, "legacy") or tf.__version__ >= "2.16"
+KERAS_3 = int(tf.__version__.split(".")[1]) >= 16
 
 
 class Toolbox:
     """60 rows of 12 people, five each, and what is made of them."""
 
     keras_3 = KERAS_3
-    n = 60
 
     def __init__(self):
         rng = np.random.default_rng(7)

@@ -76,7 +76,7 @@ def test_the_update_has_the_planned_standard_deviation(box, algorithm):
     )
     seen = [np.concatenate([w.ravel() for w in model.get_weights()])]
     watch = tf.keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda *_: seen.append(
+        on_train_batch_end=lambda *_, **__: seen.append(
             np.concatenate([w.ravel() for w in model.get_weights()])
         )
     )
@@ -141,13 +141,14 @@ def test_mixed_precision_trains_with_float32_noise(box):
 
 def test_a_custom_loop_of_two_models_is_private(box):
     """O5: a GAN-like loop; the discriminator sees people, the generator sees the discriminator."""
-    discriminator, generator = box.net(), tf.keras.Sequential(
-        [tf.keras.layers.Input([2]), tf.keras.layers.Dense(3)]
+    discriminator, generator = (
+        box.net(),
+        tf.keras.Sequential([tf.keras.layers.Input([2]), tf.keras.layers.Dense(3)]),
     )
     plan = box.plan(steps=3)
-    optimizer, plain = plan.optimizer(tf.keras.optimizers.Adam(0.1)), tf.keras.optimizers.SGD(0.1)
+    optimizer = plan.optimizer(tf.keras.optimizers.Adam(0.1), engine={"strategy": "loop"})
+    plain = tf.keras.optimizers.SGD(0.1)
     cross = tf.keras.losses.binary_crossentropy
-    tf.keras.optimizers.Adam(0.1)
 
     def row_function(rows):
         real, fake = rows

@@ -107,7 +107,12 @@ def test_a_delta_not_below_one_over_the_subjects_warns():
 
 @pytest.mark.parametrize("algorithm", [sdp.SubjectDP(1.0), sdp.GroupDP(1.0), sdp.UserLDP(1.0)])
 def test_no_combination_of_unit_and_sampling_is_accepted_without_a_guarantee(algorithm):
-    for sampling in (sdp.PoissonItems(16), sdp.PoissonSubjects(4), sdp.FixedSize(8), sdp.Shuffle(8)):
+    for sampling in (
+        sdp.PoissonItems(16),
+        sdp.PoissonSubjects(4),
+        sdp.FixedSize(8),
+        sdp.Shuffle(8),
+    ):
         for unit in ("subject", "item"):
             try:
                 plan = make(algorithm, sampling, unit=unit, noise_multiplier=5.0)

@@ -121,8 +121,10 @@ def test_a_delta_of_ones_own_is_used_and_checked():
 def test_the_unit_of_a_step_is_the_noised_sum_however_the_batch_is_computed():
     """O18: batch 1024 in one piece or in 256: one step, one epsilon."""
     stats = sdp.SubjectStats.public(n_items=50_000, n_subjects=50_000, max_items=1)
-    plans = [make(sampling=sdp.PoissonItems(1024), stats=stats, epochs=e, steps=s)
-             for e, s in ((2, None), (None, 98))]
+    plans = [
+        make(sampling=sdp.PoissonItems(1024), stats=stats, epochs=e, steps=s)
+        for e, s in ((2, None), (None, 98))
+    ]
     assert plans[0] == plans[1]
     assert "98 of 98 planned steps" in flat(plans[0].statement())
     config = plans[0].optimizer("sgd", engine={"max_rows": 4}).plan

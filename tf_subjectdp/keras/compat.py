@@ -34,9 +34,19 @@ def counter(name: str) -> Any:
         )
 
 
+def _is_model(base: type) -> bool:
+    return "Model" in base.__name__ or base.__name__ in ("Functional", "Sequential")
+
+
 def own_losses(layer: Any) -> list[Any]:
     """What the layer's `call` handed to `add_loss`; regularisers of weights are not among these."""
     return [*getattr(layer, "_losses", ()), *getattr(layer, "_eager_losses", ())]
+
+
+def seed_handles(layers: Any) -> set[int]:
+    """The identities of the handles of the layers' random states (Keras 3; Keras 2 has none)."""
+    generators = [g for layer in layers for g in getattr(layer, "_seed_generators", ())]
+    return {id(raw(g.state).handle) for g in generators if hasattr(g, "state")}
 
 
 def require_optimizer(inner: Any) -> None:
@@ -59,7 +69,9 @@ def require_model(model: Any, argument: str = "keras_model") -> None:
     """TypeError unless `model` is a model of the Keras that this TensorFlow uses."""
     if isinstance(model, tf.keras.Model):
         return
-    bases = {f"{base.__module__}.{base.__name__}" for base in type(model).__mro__}
+    bases = {
+        f"{base.__module__}.{base.__name__}" for base in type(model).__mro__ if _is_model(base)
+    }
     hint = "pass a tf.keras.Model"
     if any(name.startswith(("keras.", "tf_keras.")) for name in bases):
         hint = (

@@ -227,22 +227,21 @@ class PrivateModel(tf.keras.Model):
         rows = (x, y, extras["weight"])
         variables = self.trainable_variables
         optimizer = self._optimizer()
-        if optimizer.plan is not None:
-            _check_mark(extras["plan"], optimizer.plan)
         if self._engine_choice is None:
             self._prepare(tf.nest.map_structure(tf.TensorSpec.from_tensor, data))
         regularization, extra_gradients = self._regularization(variables)
-        summed = private_step(
-            optimizer,
-            self._row_function,
-            variables,
-            rows,
-            extras["subject"],
-            extras["mask"],
-            extra_gradients=extra_gradients,
-            begins_epoch=extras["begins_epoch"],
-            strategy=self._engine_choice[0],
-        )
+        with tf.control_dependencies(_check_mark(extras["plan"], optimizer.plan)):
+            summed = private_step(
+                optimizer,
+                self._row_function,
+                variables,
+                rows,
+                extras["subject"],
+                extras["mask"],
+                extra_gradients=extra_gradients,
+                begins_epoch=extras["begins_epoch"],
+                strategy=self._engine_choice[0],
+            )
         y, weight = tf.nest.map_structure(
             lambda t: tf.gather(t, summed.rows), (y, extras["weight"])
         )
@@ -252,7 +251,9 @@ class PrivateModel(tf.keras.Model):
         logs.update(self._trackers.results(compat.raw(optimizer.privacy_steps)))
         return logs
 
-    def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any) -> Any:
+    def train_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any
+    ) -> Any:
         """One private step: `train_on_batch(*batch)` with a batch of `plan.dataset`.
 
         Args:
@@ -273,6 +274,10 @@ class PrivateModel(tf.keras.Model):
             key: tf.broadcast_to(value, rows) if tf.rank(value) == 0 else value
             for key, value in sample_weight.items()
         }
+        optimizer = self._optimizer()
+        # Refused out here: a trace that fails half-way leaves Keras 2 with a function that does nothing.
+        _check_mark(extras.get("plan"), optimizer.plan)
+        self._prepare(tf.nest.map_structure(_batch_spec, (x, y, extras)))
         return super().train_on_batch(x, y, extras, **kwargs)
 
     def _regularization(self, variables: Any) -> tuple[tf.Tensor, list[tf.Tensor] | None]:
@@ -437,19 +442,31 @@ def _unpack_element(element: Any) -> tuple[Any, Any, dict[str, Any]]:
     return x, y, extras
 
 
-def _check_mark(mark: Any, plan: Plan) -> None:
-    """Refuses a batch that no dataset of the plan drew, however it came to the step."""
+def _check_mark(mark: Any, plan: Plan | None) -> list[Any]:
+    """Refuses a batch that no dataset of the plan drew, however it came to the step.
+
+    Returns:
+      What the step must wait for.
+    """
+    if plan is None:
+        return []
     if mark is None:
         raise ValueError(
             "this batch was not drawn by the plan, whose epsilon would not hold for it; take batches "
             "from plan.dataset(x, y, subject_id), e.g. train_on_batch(*batch)."
         )
-    tf.debugging.assert_equal(
-        mark,
-        tf.constant(plan.fingerprint, tf.int64),
-        "this batch's sampling is not the plan's; take batches from the dataset of the plan that made "
-        "the optimizer.",
+    guard = tf.debugging.Assert(
+        tf.reduce_all(tf.equal(mark, tf.constant(plan.fingerprint, tf.int64))),
+        [
+            "The sampling of this batch is not that of the plan: take batches from plan.dataset(...)."
+        ],
     )
+    return [] if guard is None else [guard]
+
+
+def _batch_spec(value: Any) -> tf.TensorSpec:
+    tensor = tf.convert_to_tensor(value)
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
 
 def _zeros(spec: Any) -> tf.Tensor:

@@ -156,7 +156,7 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         guard = tf.debugging.Assert(
             taken < self.plan.steps,
             [
-                "The plan's steps are used up: taken",
+                "The planned steps are used up: taken",
                 taken,
                 f"of {self.plan.steps}. Extend the plan (PrivateModel.extend_plan) to go on; epsilon "
                 "then rises.",

@@ -71,7 +71,9 @@ def check_forward_pass(model: Any, spec: Any) -> None:
 
     def forward(x):
         outputs = model(x, training=True)
-        found["losses"] = [loss for layer in _all_layers(model) for loss in compat.own_losses(layer)]
+        found["losses"] = [
+            loss for layer in _all_layers(model) for loss in compat.own_losses(layer)
+        ]
         return outputs
 
     graph = tf.function(forward).get_concrete_function(spec).graph
@@ -93,26 +95,18 @@ def _written_variables(model: Any, graph: Any) -> set[str]:
     names = {}
     for variable in (compat.raw(v) for v in model.weights):
         names[id(variable.handle)] = variable.name
+    # Random layers of Keras 3 advance a seed state, which does not depend on the data.
+    states = compat.seed_handles(_all_layers(model))
+    seeds = {inner.op.name for outer, inner in graph.captures if id(outer) in states}
     resource_names = {inner.op.name: names.get(id(outer)) for outer, inner in graph.captures}
     written = set()
     for op in graph.get_operations():
         if op.type.startswith(_WRITES):
-            name = resource_names.get(op.inputs[0].op.name, op.inputs[0].op.name)
-            if not _is_seed(name, graph, op):
-                written.add(repr(name or op.inputs[0].op.name))
+            resource = op.inputs[0].op.name
+            if resource not in seeds:
+                written.add(repr(resource_names.get(resource) or resource))
     for function in graph.as_graph_def().library.function:
         for node in function.node_def:
             if node.op.startswith(_WRITES):
                 written.add(repr(f"{function.signature.name}/{node.name}"))
     return written
-
-
-def _is_seed(name: str | None, graph: Any, op: Any) -> bool:
-    """Random layers of Keras 3 advance a seed state, which does not depend on the data."""
-    if name is not None and "seed_generator" in name:
-        return True
-    for outer, inner in graph.captures:
-        if inner.op.name == op.inputs[0].op.name:
-            handle_name = getattr(outer, "_handle_name", "") or str(getattr(outer, "name", ""))
-            return "seed" in handle_name
-    return False

@@ -31,6 +31,7 @@ def to_dataset(
     *,
     pad_to: int | None = None,
     steps_per_epoch: int | None = None,
+    seeded: bool = False,
     fingerprint: int,
 ) -> tf.data.Dataset:
     """A dataset of `steps` elements that draws afresh at every pass.
@@ -48,13 +49,14 @@ def to_dataset(
         that holds the batch. A batch over capacity grows to twice the capacity: no row is dropped.
       steps_per_epoch: for shuffled epochs, the steps of one: `"begins_epoch"` then marks the steps
         that begin one, of which every pass over the dataset is the first. None marks no step.
+      seeded: whether the draws come from a seed, which makes them no secret; every step says so.
       fingerprint: the plan's mark, an int64 number; see `dataset_fingerprint`.
 
     Returns:
       A dataset of `(x, y, extras)`, the batch dimension unknown in its spec. `extras` has
       `"subject"` (int64 [b], -1 for padding), `"weight"` (float32 [b], 0 for padding), `"mask"`
-      (bool [b], False for padding), `"begins_epoch"` (bool scalar) and `"plan"` (int64 scalar, the
-      fingerprint). Every element has at least one row: an empty batch is one row of padding, with
+      (bool [b], False for padding), `"begins_epoch"` and `"seeded"` (bool scalars) and `"plan"`
+      (int64 scalar, the fingerprint). Every element has at least one row: an empty batch is one row of padding, with
       the features of row 0.
 
     Raises:
@@ -76,6 +78,7 @@ def to_dataset(
         x, y, subject, weight = _to_tensors(features)
         plan = tf.constant(int(fingerprint), tf.int64)
         no_epoch = tf.constant(False)
+        drawn_by_seed = tf.constant(bool(seeded))
 
     def draws() -> Iterator[np.ndarray]:
         for rows in itertools.islice(indices_factory(), steps):
@@ -95,6 +98,7 @@ def to_dataset(
             "weight": tf.cast(mask, tf.float32) if weight is None else _zero(take(weight), mask),
             "mask": mask,
             "begins_epoch": tf.equal(step % steps_per_epoch, 0) if steps_per_epoch else no_epoch,
+            "seeded": drawn_by_seed,
             "plan": plan,
         }
         return _map_leaves(take, x), _map_leaves(take, y), extras

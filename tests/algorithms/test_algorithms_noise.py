@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The noise: its law, its freshness, its reach.
+
+It takes no seed, on purpose; statistical tests therefore have a false-alarm rate of 1e-6 each.
+"""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tf_subjectdp.algorithms import HiGradAvg, add_gaussian_noise
+from tf_subjectdp.clipping import clipped_sum
+
+FALSE_ALARM = 1e-6
+STDDEV = 3.25
+
+
+@tf.function
+def noise_step(size):
+    return add_gaussian_noise([tf.zeros([size])], STDDEV)[0]
+
+
+def test_2000_draws_have_the_planned_standard_deviation():
+    draws = np.concatenate([noise_step(5).numpy() for _ in range(400)]).astype(np.float64)
+    assert draws.size == 2000
+    statistic = np.sum((draws / STDDEV) ** 2)
+    low, high = stats.chi2(2000).ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2])
+    assert low < statistic < high
+    assert stats.norm.sf(abs(draws.mean()) / STDDEV * 2000**0.5) * 2 > FALSE_ALARM
+
+
+def test_draws_are_normal_and_independent_between_tensors_entries_and_steps():
+    @tf.function
+    def three():
+        return add_gaussian_noise([tf.zeros([2000]), tf.zeros([2000]), tf.zeros([2, 1000])], 1.0)
+
+    streams = [t.numpy().ravel() for _ in range(2) for t in three()]
+    for stream in streams:
+        assert stats.kstest(stream, "norm").pvalue > FALSE_ALARM
+        assert abs(np.corrcoef(stream[:-1], stream[1:])[0, 1]) < 5.0 / 2000**0.5
+    # 15 pairs at 5.5 standard deviations: 6e-7 together.
+    correlations = np.corrcoef(streams)[np.triu_indices(6, 1)]
+    assert np.all(np.abs(correlations) < 5.5 / 2000**0.5)
+
+
+def test_a_multiplier_handed_over_as_a_tensor_scales_the_noise():
+    noised = add_gaussian_noise([tf.zeros([2000])], tf.constant(1e-3))[0].numpy()
+    assert 0.5e-3 < noised.std() < 2e-3  # more than 20 standard errors either way
+
+
+def test_noise_zero_adds_nothing():
+    sums = [tf.constant([1.5, -2.0]), tf.zeros([2, 2])]
+    for given, noised in zip(sums, add_gaussian_noise(sums, 0.0), strict=True):
+        np.testing.assert_array_equal(given, noised)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_noise_differs_at_every_step_although_the_seed_is_set_to_the_same(compiled):
+    draws = []
+    for _ in range(2):
+        tf.random.set_seed(7)
+        function = (
+            tf.function(noise_step.python_function) if compiled else (noise_step.python_function)
+        )
+        draws += [function(4).numpy() for _ in range(3)]
+    assert len({value for draw in draws for value in draw}) == 24
+
+
+def test_noise_is_drawn_anew_in_every_pass_of_a_loop_inside_one_function():
+    @tf.function
+    def loop():
+        total = tf.TensorArray(tf.float32, 4)
+        for i in tf.range(4):
+            total = total.write(i, add_gaussian_noise([tf.zeros([2])], 1.0)[0])
+        return total.stack()
+
+    assert len(np.unique(loop().numpy())) == 8
+
+
+_OTHER = """
+import tensorflow as tf
+from tf_subjectdp.algorithms import add_gaussian_noise
+tf.random.set_seed(7)
+print(*add_gaussian_noise([tf.zeros([4])], 1.0)[0].numpy().tolist())
+"""
+
+
+def test_noise_differs_between_two_processes_with_one_seed():
+    tf.random.set_seed(7)
+    here = add_gaussian_noise([tf.zeros([4])], 1.0)[0].numpy().tolist()
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", _OTHER],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    there = [float(word) for word in done.stdout.split()]
+    assert len(there) == 4
+    assert not set(here) & set(there)
+
+
+def operations(graph):
+    for op in graph.get_operations():
+        yield op.type, op.node_def
+    for function in graph.as_graph_def().library.function:
+        for node in function.node_def:
+            yield node.op, node
+
+
+def test_noise_is_drawn_in_float64_by_a_counter_based_generator_so_its_tail_is_whole():
+    # Box-Muller from 32 bits ends at sqrt(2 * 32 * ln 2) = 6.7, from float32's 23 bits at 5.7.
+    graph = noise_step.get_concrete_function(3).graph
+    drawn = [node for kind, node in operations(graph) if "RandomNormal" in kind]
+    assert len(drawn) == 1
+    assert drawn[0].attr["dtype"].type == tf.float64.as_datatype_enum
+    assert drawn[0].op.startswith("Stateless")
+    stateful = [kind for kind, _ in operations(graph) if kind.startswith(("Random", "Stateful"))]
+    assert stateful == []
+
+
+def test_noise_covers_every_weight_the_untouched_rows_of_an_embedding_too():
+    table = tf.Variable(np.ones((50, 3), np.float32))
+
+    def row_function(ids):
+        return tf.reduce_sum(tf.gather(table, ids), axis=[1, 2]), ()
+
+    ids, subject = tf.constant([[1, 2], [2, 2]]), tf.constant([1, 2])
+    algorithm = HiGradAvg(1.0)
+    partition = algorithm.partition(subject, tf.ones([2], tf.bool))
+    total = clipped_sum(row_function, [table], ids, partition, 1.0, strategy="loop").total
+    assert np.count_nonzero(total[0].numpy().any(axis=1)) == 2
+    noised = add_gaussian_noise(total, 1.0)[0].numpy()
+    assert np.all(noised != total[0].numpy())
+    untouched = np.delete(noised, [1, 2], axis=0).ravel().astype(np.float64)
+    low, high = stats.chi2(untouched.size).ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2])
+    assert low < np.sum(untouched**2) < high
+
+
+def test_noise_has_the_shapes_and_type_of_the_sums():
+    sums = [tf.zeros([]), tf.zeros([2, 3]), tf.zeros([0]), tf.zeros([4, 1, 2])]
+    noised = add_gaussian_noise(sums, 2.0)
+    assert [t.shape for t in noised] == [t.shape for t in sums]
+    assert {t.dtype for t in noised} == {tf.float32}

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks: a budget is never overspent, epsilon is never shown too low, a crash never lowers it."""
+
+import json
+import math
+
+import pytest
+import tensorflow as tf
+
+import tf_subjectdp as sdp
+
+
+@pytest.fixture(scope="module")
+def long_plan(box):
+    return box.plan(sampling=sdp.PoissonItems(15), steps=12)
+
+
+@pytest.mark.parametrize("per_execution, taken", [(1, 5), (2, 4), (4, 4)])
+def test_a_budget_stops_before_the_step_that_would_overspend_it(
+    box, long_plan, per_execution, taken
+):
+    budget = long_plan.epsilon(steps=5) * 1.0001
+    assert budget < long_plan.epsilon(steps=6)
+    model = box.compiled(long_plan, steps_per_execution=per_execution)
+    model.fit(box.data(long_plan), verbose=0, callbacks=[sdp.PrivacyBudget(budget)])
+    assert model.optimizer.steps_taken == taken
+    with pytest.raises(
+        ValueError, match=f"{taken} steps are taken, and a budget of epsilon=.*Raise"
+    ):
+        model.fit(box.data(long_plan).take(4), verbose=0, callbacks=[sdp.PrivacyBudget(budget)])
+    assert model.optimizer.steps_taken == taken
+
+
+def test_a_budget_per_item_allows_more_steps(box, long_plan):
+    budget = long_plan.epsilon(steps=3)
+    model = box.compiled(long_plan)
+    model.fit(box.data(long_plan), verbose=0, callbacks=[sdp.PrivacyBudget(budget, unit="item")])
+    assert model.optimizer.steps_taken > 3
+    assert long_plan.epsilon(unit="item", steps=model.optimizer.steps_taken) <= budget
+
+
+def test_a_budget_counts_a_begun_shuffled_epoch_whole(box):
+    """Two of four steps taken; a new pass would begin the second epoch, for which there is nothing."""
+    plan = box.plan(sampling=sdp.Shuffle(16), steps=12, noise_multiplier=20.0)
+    budget = plan.epsilon(steps=4)
+    model = box.fitted(plan, take=2)
+    with pytest.raises(ValueError, match="4 steps are taken, and a budget"):
+        model.fit(box.data(plan).take(2), verbose=0, callbacks=[sdp.PrivacyBudget(budget)])
+    other = box.compiled(plan)
+    other.fit(box.data(plan).take(2), epochs=2, verbose=0, callbacks=[sdp.PrivacyBudget(budget)])
+    assert other.optimizer.steps_taken == 2
+    assert plan.epsilon(steps=other.optimizer.steps_at_new_pass) <= budget
+
+
+@pytest.mark.parametrize("epsilon", [0, -1.0, math.nan, math.inf, "4"])
+def test_a_budget_out_of_range_is_refused(epsilon):
+    with pytest.raises(ValueError, match="epsilon=.* must be finite and above 0"):
+        sdp.PrivacyBudget(epsilon)
+
+
+def test_a_budget_with_a_delta_out_of_range_is_refused():
+    with pytest.raises(ValueError, match=r"delta=1\.0 must lie strictly"):
+        sdp.PrivacyBudget(1.0, delta=1.0)
+
+
+def test_epsilon_in_the_history_is_never_too_low(box):
+    plan = box.plan(sampling=sdp.PoissonItems(20), steps=50)
+    model = box.compiled(plan)
+    history = model.fit(
+        box.data(plan),
+        steps_per_epoch=10,
+        epochs=5,
+        verbose=0,
+        callbacks=[sdp.PrivacyScalars()],
+    ).history
+    for epoch, shown in enumerate(history["epsilon"]):
+        assert shown >= plan.epsilon(steps=10 * (epoch + 1))
+        assert shown <= plan.epsilon(steps=min(10 * (epoch + 1) + 3, 50)) * (1 + 1e-5)
+    assert history["epsilon"] == sorted(history["epsilon"])
+    assert {"clipped", "signal_to_noise"} <= set(history)
+    # Only where the callback is: no key, and no stale one, without it.
+    longer = model.extend_plan(steps=52)
+    assert "epsilon" not in model.fit(box.data(longer).take(1), verbose=0).history
+
+
+def test_epsilon_reaches_tensorboard(box, long_plan, tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    scalars = [sdp.PrivacyScalars(str(tmp_path)), tf.keras.callbacks.TensorBoard(str(tmp_path))]
+    box.fitted(long_plan, callbacks=scalars)
+    (file,) = (tmp_path / "privacy").glob("events*")
+    tags = {
+        value.tag
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+    }
+    assert {"privacy/epsilon", "privacy/clipped", "privacy/signal_to_noise"} <= tags
+
+
+@pytest.mark.parametrize(
+    "callback", [sdp.PrivacyBudget(1.0), sdp.PrivacyScalars(), sdp.PrivacyLedger("unused.json")]
+)
+def test_a_callback_without_a_plan_says_what_it_needs(box, callback):
+    model = sdp.PrivateModel(box.net())
+    optimizer = sdp.DPOptimizer("sgd", sdp.HiGradAvg(1.0), noise_multiplier=1.0)
+    model.compile(optimizer=optimizer, loss="mse")
+    data = tf.data.Dataset.from_tensors((box.x, box.y, {"subject": box.ids}))
+    with pytest.raises(ValueError, match="needs a model whose optimizer has a plan"):
+        model.fit(data, verbose=0, callbacks=[callback])
+
+
+@pytest.mark.parametrize("reserve, per_execution", [(1, 1), (3, 1), (50, 1), (1, 2)])
+def test_a_crash_never_lowers_epsilon_and_costs_at_most_the_reserve(
+    box, long_plan, tmp_path, reserve, per_execution
+):
+    path = tmp_path / "ledger.json"
+    model = box.compiled(long_plan, steps_per_execution=per_execution)
+    crash = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_, **__: model.optimizer.steps_taken >= 5 and 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        model.fit(
+            box.data(long_plan), verbose=0,
+            callbacks=[sdp.PrivacyLedger(path, reserve=reserve), crash],
+        )  # fmt: skip
+    taken = model.optimizer.steps_taken
+    counted = json.loads(path.read_text())["steps"]
+    assert taken <= counted <= taken + max(reserve, per_execution)
+    fresh = box.compiled(long_plan.extended(steps=70))
+    fresh.fit(box.data(long_plan).take(1), verbose=0, callbacks=[sdp.PrivacyLedger(path)])
+    assert fresh.optimizer.steps_taken == counted + 1
+    assert json.loads(path.read_text())["steps"] == counted + 1
+    assert f"{counted + 1} of 70" in " ".join(fresh.privacy_statement().split())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"steps": "many", "plan": 1}', '{"steps": 3}']
+)
+def test_a_corrupted_ledger_is_refused_and_left_alone(box, long_plan, tmp_path, text):
+    path = tmp_path / "ledger.json"
+    path.write_text(text)
+    model = box.compiled(long_plan)
+    with pytest.raises(ValueError, match="not a ledger of this library.*name another file"):
+        model.fit(box.data(long_plan), verbose=0, callbacks=[sdp.PrivacyLedger(path)])
+    assert path.read_text() == text and model.optimizer.steps_taken == 0
+
+
+def test_a_ledger_of_another_plan_is_refused(box, long_plan, tmp_path):
+    path = tmp_path / "ledger.json"
+    other = box.plan(sampling=sdp.PoissonItems(16))
+    path.write_text(json.dumps({"steps": 3, "plan": other.fingerprint}))
+    with pytest.raises(ValueError, match="belongs to a plan of other sampling"):
+        box.compiled(long_plan).fit(
+            box.data(long_plan), verbose=0, callbacks=[sdp.PrivacyLedger(path)]
+        )
+
+
+@pytest.mark.parametrize("reserve", [0, -1, 2.5, True])
+def test_a_reserve_out_of_range_is_refused(reserve):
+    with pytest.raises(ValueError, match="reserve=.* must be an integer of at least 1"):
+        sdp.PrivacyLedger("ledger.json", reserve=reserve)
