@@ -48,7 +48,7 @@ def run(plays, tmp_path_factory):
     """The script as a user starts it, on small plays for a few steps."""
     folder = tmp_path_factory.mktemp("run")
     arguments = ["--small", "--plays", plays, "--steps", _STEPS, "--roles", _ROLES_A_STEP]
-    arguments += ["--context", 3, "--epsilon", _EPSILON, "--delta", _DELTA, "--output", folder]
+    arguments += ["--context", 2, "--epsilon", _EPSILON, "--delta", _DELTA, "--output", folder]
     arguments += ["--algorithm", "none", "item", "subject", "--verbose", 2]
     done = subprocess.run(
         [sys.executable, _SCRIPT, *map(str, arguments)],

@@ -93,8 +93,12 @@ def test_a_layer_that_adds_a_loss_is_refused_with_the_remedy(box, plan, of_weigh
 
 
 @pytest.mark.parametrize(
-    "layer", [L.Dense(2, name="busy", activity_regularizer="l2"), L.ActivityRegularization(0.1, name="busy")]
-)  # fmt: skip
+    "layer",
+    [
+        L.Dense(2, name="busy", activity_regularizer="l2"),
+        L.ActivityRegularization(0.1, name="busy"),
+    ],
+)
 def test_an_activity_regulariser_is_refused_by_name(layer):
     with pytest.raises(ValueError, match="layer 'busy'.*activity_regularizer"):
         sdp.PrivateModel(stack(layer))

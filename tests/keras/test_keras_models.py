@@ -246,6 +246,6 @@ def test_several_replicas_are_refused(box, plan):
         with strategy.scope():
             assert box.compiled(plan) is not None
         return
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        with pytest.raises(ValueError, match="train on one device"):
-            box.compiled(plan)
+    scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
+    with scope, pytest.raises(ValueError, match="train on one device"):
+        box.compiled(plan)

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 import tf_subjectdp as sdp
 
-O = tf.keras.optimizers
+OPT = tf.keras.optimizers
 WRAPPERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}
 NAMES = sorted(
     name
-    for name, value in vars(O).items()
-    if inspect.isclass(value) and issubclass(value, O.Optimizer) and name not in WRAPPERS
+    for name, value in vars(OPT).items()
+    if inspect.isclass(value) and issubclass(value, OPT.Optimizer) and name not in WRAPPERS
 )
 
 
@@ -45,9 +45,11 @@ def test_the_list_of_keras_optimizers_is_not_empty():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_keras_optimizer_passes_its_own_arguments_through_json(name):
     """O8, O37: built from its full config, none of which is lost."""
-    inner = getattr(O, name)(learning_rate=0.0123, clipnorm=2.5)
+    inner = getattr(OPT, name)(learning_rate=0.0123, clipnorm=2.5)
     full = inner.get_config()
-    optimizer = wrap(getattr(O, name).from_config(full), engine={"strategy": "loop", "max_rows": 7})
+    optimizer = wrap(
+        getattr(OPT, name).from_config(full), engine={"strategy": "loop", "max_rows": 7}
+    )
     again, config = round_trip(optimizer)
     assert type(again.inner) is type(inner)
     assert same(again.inner.get_config(), full)
@@ -59,7 +61,7 @@ def test_every_keras_optimizer_passes_its_own_arguments_through_json(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_keras_optimizer_takes_a_noised_step(box, name):
-    optimizer = wrap(getattr(O, name)(learning_rate=0.1))
+    optimizer = wrap(getattr(OPT, name)(learning_rate=0.1))
     variables = [tf.Variable(tf.ones([3, 2])), tf.Variable(tf.ones([2]))]
     if box.keras_3:
         variables = [tf.keras.Variable(v.numpy()) for v in variables]
@@ -72,11 +74,11 @@ def test_every_keras_optimizer_takes_a_noised_step(box, name):
 
 def test_a_schedule_survives_json_and_reaches_the_inner_optimizer(box, plan):
     """O8, O33"""
-    schedule = O.schedules.ExponentialDecay(0.1, decay_steps=1, decay_rate=0.5)
-    again, _ = round_trip(wrap(O.Adam(schedule, beta_1=0.8)))
+    schedule = OPT.schedules.ExponentialDecay(0.1, decay_steps=1, decay_rate=0.5)
+    again, _ = round_trip(wrap(OPT.Adam(schedule, beta_1=0.8)))
     assert again.inner.get_config()["beta_1"] == 0.8
     assert type(again.inner._learning_rate) is type(schedule)
-    model = box.fitted(plan, None, O.SGD(schedule))
+    model = box.fitted(plan, None, OPT.SGD(schedule))
     rate = float(np.asarray(model.optimizer.learning_rate))
     # Keras 2 says what the last step used, Keras 3 what the next one will use.
     assert rate == pytest.approx(0.1 * 0.5 ** (4 if box.keras_3 else 3))
@@ -115,7 +117,7 @@ def test_reduce_on_plateau_reaches_the_inner_optimizer_and_its_steps(box):
 
 
 def test_a_planned_optimizer_survives_json(plan):
-    optimizer = plan.optimizer(O.Adam(0.01), name="mine")
+    optimizer = plan.optimizer(OPT.Adam(0.01), name="mine")
     again, config = round_trip(optimizer)
     assert again.plan == plan and again.name == "mine"
     assert again.plan.epsilon() == plan.epsilon()
@@ -123,7 +125,7 @@ def test_a_planned_optimizer_survives_json(plan):
 
 
 def test_an_optimizer_may_be_named(plan):
-    assert type(plan.optimizer("adam").inner) is O.Adam
+    assert type(plan.optimizer("adam").inner) is OPT.Adam
 
 
 @pytest.mark.parametrize(
@@ -161,14 +163,14 @@ def test_no_optimizer_is_wrapped_twice(plan):
 def test_a_loss_scale_optimizer_is_refused(plan):
     """It would divide the noised step by a scale that nobody applied: a step of almost nothing."""
     with pytest.raises(TypeError, match="LossScaleOptimizer.*pass the optimizer inside it"):
-        plan.optimizer(tf.keras.mixed_precision.LossScaleOptimizer(O.SGD(0.1)))
+        plan.optimizer(tf.keras.mixed_precision.LossScaleOptimizer(OPT.SGD(0.1)))
 
 
 def test_a_legacy_optimizer_is_refused_when_it_is_given(box, plan):
     if box.keras_3:
         pytest.skip("Keras 3 has no legacy optimizers; making one raises by itself")
     with pytest.raises(TypeError, match="legacy.*not supported"):
-        plan.optimizer(O.legacy.Adam())
+        plan.optimizer(OPT.legacy.Adam())
 
 
 def test_only_a_longer_run_of_the_same_plan_may_follow(box, plan):

@@ -21,6 +21,8 @@ import numpy as np
 # Upper binomial atoms of joint probability below this are dropped and their mass is put into delta;
 # lower atoms below it are moved up to the next sensitivity, which is worse for privacy (dominance).
 DROPPED_MASS = 1e-36
+# The same for known sensitivities, each of which costs a loss distribution of its own.
+NEGLIGIBLE_MASS = 1e-22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +110,18 @@ class Revealed(Mechanism):
     probabilities: tuple[float, ...]
 
     def directions(self) -> tuple[Branches, ...]:
-        return (
-            tuple(
-                (w, gaussian_pair(mu)) for mu, w in zip(self.mus, self.probabilities, strict=True)
-            ),
-        )
+        mass = np.asarray(self.probabilities)
+        # As in `make_mixture`: rare low sensitivities are moved up, rare high ones count as
+        # infinite loss. (The Renyi engine has a closed form and keeps all of them.)
+        upper = np.cumsum(mass[::-1])[::-1]
+        high = max(int(np.sum(upper > NEGLIGIBLE_MASS)), 1)
+        low = min(int(np.sum(np.cumsum(mass) <= NEGLIGIBLE_MASS)), high - 1)
+        weights = mass[low:high].copy()
+        weights[0] += mass[:low].sum()
+        dropped = float(mass[high:].sum()) / float(weights[-1])
+        pairs = [gaussian_pair(mu) for mu in self.mus[low:high]]
+        pairs[-1] = dataclasses.replace(pairs[-1], dropped=dropped)
+        return (tuple(zip(map(float, weights), pairs, strict=True)),)
 
 
 @dataclasses.dataclass(frozen=True)
