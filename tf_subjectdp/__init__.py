@@ -36,7 +36,8 @@ _HOME = {
         "Shuffle",
         "SubjectStats",
     ),
-    "plans": ("Plan", "plan"),
+    "plans": ("Plan",),
+    "planning": ("plan",),
     "keras": (
         "DPOptimizer",
         "EngineOptions",
@@ -48,7 +49,16 @@ _HOME = {
     ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-_SUBMODULES = ("accounting", "algorithms", "clipping", "keras", "plans", "sampling", "statement")
+_SUBMODULES = (
+    "accounting",
+    "algorithms",
+    "clipping",
+    "keras",
+    "planning",
+    "plans",
+    "sampling",
+    "statement",
+)
 
 __all__ = ["__version__", "datasets", *_MODULE_OF, *_SUBMODULES]
 

@@ -13,23 +13,18 @@ import hashlib
 import json
 import logging
 import math
-import warnings
 from typing import Any
 
 import dp_accounting
 import numpy as np
 
-from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import (
     Algorithm,
     Guarantee,
     SamplingFacts,
     algorithm_from_config,
-    check_noise_multiplier,
 )
-from tf_subjectdp.algorithms.base import check_cap
 from tf_subjectdp.sampling import (
-    PoissonSubjects,
     Sampler,
     SubjectStats,
     SubjectTable,
@@ -42,17 +37,11 @@ from tf_subjectdp.sampling import (
 _log = logging.getLogger("tf_subjectdp")
 
 UNITS = ("subject", "item")
-_SCHEMES = {
-    "PoissonItems": "poisson_items",
-    "PoissonSubjects": "poisson_subjects",
-    "FixedSize": "fixed_size",
-    "Shuffle": "shuffle",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What was decided before the first step. Make one with `plan(...)`.
+    """What was decided before the first step. Made by `planning.plan(...)`.
 
     All fields are public constants: the guarantee holds for neighbouring data under the SAME rate,
     length and divisor, so they are frozen here and never read from the data again.
@@ -108,16 +97,25 @@ class Plan:
     @property
     def fingerprint(self) -> int:
         """A number that tells plans of unlike sampling apart; the plan's datasets carry it."""
+        return self._digest("sampling", "stats", "max_items_per_subject")
+
+    @property
+    def identity(self) -> int:
+        """A number that tells plans apart that differ in more than their length."""
+        return self._digest(
+            "sampling", "stats", "max_items_per_subject", "algorithm", "noise_multiplier"
+        )
+
+    def _digest(self, *keys: str) -> int:
         config = self.get_config()
-        sampling = [config[key] for key in ("sampling", "stats", "max_items_per_subject")]
-        digest = hashlib.sha256(json.dumps(sampling, sort_keys=True).encode()).digest()
-        return int.from_bytes(digest[:8], "big") >> 1
+        text = json.dumps([config[key] for key in keys], sort_keys=True)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
     def guarantee(self, unit: str = "subject") -> Guarantee:
         """The guarantee of a step for a "subject" or an "item"."""
         if unit not in UNITS:
             raise ValueError(f"unit={unit!r} is unknown; use one of {UNITS}.")
-        return _guarantee(self.algorithm, self.facts, self.noise_multiplier, unit)
+        return guarantee_of(self.algorithm, self.facts, self.noise_multiplier, unit)
 
     def epsilon(
         self, delta: float | None = None, *, unit: str | None = None, steps: int | None = None
@@ -147,7 +145,7 @@ class Plan:
           epochs: total number of epochs; or
           steps: total number of steps; at least the plan's own.
         """
-        total = _length(epochs, steps, self.steps_per_epoch)
+        total = length_in_steps(epochs, steps, self.steps_per_epoch)
         if total < self.steps:
             raise ValueError(f"steps={total} is below the plan's {self.steps}; extend only upward.")
         return dataclasses.replace(self, steps=total, target_epsilon=None)
@@ -308,129 +306,7 @@ class Plan:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def plan(
-    algorithm: Algorithm,
-    sampling: Sampler,
-    stats: SubjectStats,
-    *,
-    epochs: float | None = None,
-    steps: int | None = None,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    noise_multiplier: float | None = None,
-    max_items_per_subject: int | None = None,
-    unit: str = "subject",
-) -> Plan:
-    """Chooses algorithm, sampling, length and promise together.
-
-    Args:
-      algorithm: `ItemDP`, `HiGradAvg`, `GroupDP`, `SubjectDP` or `UserLDP`.
-      sampling: `PoissonItems`, `PoissonSubjects`, `FixedSize` or `Shuffle`.
-      stats: items and subjects of the training data, `SubjectStats.from_ids(patient_id)`.
-      epochs: how many passes over the data on average; or
-      steps: how many steps.
-      epsilon: the promise; the smallest noise that keeps it is computed. Needs `delta`. Or
-      noise_multiplier: the noise; 0.0 is allowed and not private.
-      delta: in (0, 1), well below 1 / number of subjects.
-      max_items_per_subject: a public bound k on a subject's items in the data, enforced by
-        `dataset`. Prefer it: without it k is read from the data.
-      unit: "subject" (default), or "item" for a promise that covers single items only.
-
-    Returns:
-      A frozen `Plan`.
-
-    Raises:
-      ValueError: a value out of range (named with its bound), or a combination of algorithm and
-        sampling for which nothing is proven.
-    """
-    _check_types(algorithm, sampling, stats)
-    if unit not in UNITS:
-        raise ValueError(f"unit={unit!r} is unknown; use one of {UNITS}.")
-    if (epsilon is None) == (noise_multiplier is None):
-        raise ValueError("give exactly one of epsilon= (with delta=) and noise_multiplier=.")
-    cap = check_cap("max_items_per_subject", max_items_per_subject)
-    if cap is not None:
-        stats = _bounded(stats, cap)
-    facts = _facts(sampling, stats, cap)
-    total = _length(epochs, steps, facts.steps_per_epoch)
-    if delta is not None:
-        delta = _check_delta(delta, stats.n_subjects)
-    if noise_multiplier is None:
-        epsilon = _check_epsilon(epsilon)
-        if delta is None:
-            raise ValueError("epsilon needs delta=, e.g. delta=1e-5: the promise has two numbers.")
-        noise_multiplier = _calibrate(algorithm, facts, unit, total, epsilon, delta)
-    noise_multiplier = check_noise_multiplier(noise_multiplier)
-    _guarantee(algorithm, facts, noise_multiplier, unit)  # refuses what is not proven
-    return Plan(
-        algorithm=algorithm,
-        sampling=sampling,
-        stats=stats,
-        facts=facts,
-        steps=total,
-        steps_per_epoch=facts.steps_per_epoch,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        target_epsilon=epsilon,
-        unit=unit,
-        max_items_per_subject=cap,
-    )
-
-
-def _check_types(algorithm, sampling, stats) -> None:
-    for name, value, kind in (
-        ("algorithm", algorithm, Algorithm),
-        ("sampling", sampling, Sampler),
-        ("stats", stats, SubjectStats),
-    ):
-        if not isinstance(value, kind):
-            raise TypeError(f"{name}={value!r} must be a {kind.__name__} of tf_subjectdp.")
-
-
-def _bounded(stats: SubjectStats, cap: int) -> SubjectStats:
-    if stats.counts is not None:
-        return stats.bounded(cap)
-    # Public figures only: n_items stays as given, which makes the rate smaller than planned at most.
-    return dataclasses.replace(stats, max_items=cap, k_source="bound")
-
-
-def _facts(sampling: Sampler, stats: SubjectStats, cap: int | None) -> SamplingFacts:
-    rate = sampling.rate(stats.n_items, stats.n_subjects)
-    step_cap = None
-    if isinstance(sampling, PoissonSubjects):
-        step_cap = sampling.max_items_per_subject
-        counts = stats.counts if stats.counts is not None else np.array([stats.mean])
-        brought = counts if step_cap is None else np.minimum(counts, step_cap)
-        expected_subjects = rate * stats.n_subjects
-        batch_size = expected_subjects * float(np.mean(brought))
-    else:
-        batch_size = rate * stats.n_items
-        expected_subjects = _expected_subjects(rate, stats)
-    return SamplingFacts(
-        scheme=_SCHEMES[type(sampling).__name__],
-        rate=rate,
-        n_items=stats.n_items,
-        n_subjects=stats.n_subjects,
-        batch_size=batch_size,
-        expected_subjects=expected_subjects,
-        max_items=stats.max_items,
-        step_cap=step_cap,
-        data_cap=cap is not None,
-        steps_per_epoch=sampling.steps_per_epoch(stats.n_items, stats.n_subjects),
-    )
-
-
-def _expected_subjects(rate: float, stats: SubjectStats) -> float:
-    """Expected number of subjects with an item in the batch, when items are what is sampled."""
-    if rate >= 1.0:
-        return float(stats.n_subjects)
-    counts = stats.counts
-    if counts is None:
-        counts = np.full(stats.n_subjects, stats.mean)
-    return float(-np.expm1(counts * math.log1p(-rate)).sum())
-
-
-def _length(epochs, steps, steps_per_epoch: int) -> int:
+def length_in_steps(epochs, steps, steps_per_epoch: int) -> int:
     if (epochs is None) == (steps is None):
         raise ValueError("give exactly one of epochs= and steps=.")
     name, value = ("steps", steps) if epochs is None else ("epochs", epochs)
@@ -442,28 +318,6 @@ def _length(epochs, steps, steps_per_epoch: int) -> int:
     return int(value) if epochs is None else max(1, math.ceil(value * steps_per_epoch - 1e-9))
 
 
-def _check_epsilon(epsilon) -> float:
-    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.integer, np.floating)):
-        raise TypeError(f"epsilon={epsilon!r} must be a number.")
-    if not math.isfinite(epsilon) or epsilon <= 0:
-        raise ValueError(f"epsilon={epsilon} must be finite and above 0, e.g. epsilon=4.0.")
-    return float(epsilon)
-
-
-def _check_delta(delta, n_subjects: int) -> float:
-    if isinstance(delta, bool) or not isinstance(delta, (int, float, np.integer, np.floating)):
-        raise TypeError(f"delta={delta!r} must be a number.")
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta={delta} must lie strictly between 0 and 1, e.g. delta=1e-5.")
-    if delta >= 1.0 / n_subjects:
-        warnings.warn(
-            f"delta={delta:g} is not below 1 / subjects = {1.0 / n_subjects:g}: a mechanism that "
-            "publishes one person at random would satisfy it. Choose a smaller delta.",
-            stacklevel=3,
-        )
-    return float(delta)
-
-
 def rounded_up(epsilon: float) -> str:
     """An epsilon as people read it: three digits after the point, never below the value."""
     if math.isinf(epsilon):
@@ -473,7 +327,7 @@ def rounded_up(epsilon: float) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def _guarantee(algorithm, facts, noise_multiplier, unit) -> Guarantee:
+def guarantee_of(algorithm, facts, noise_multiplier, unit) -> Guarantee:
     rule = algorithm.subject_guarantee if unit == "subject" else algorithm.item_guarantee
     return rule(facts, noise_multiplier)
 
@@ -481,18 +335,3 @@ def _guarantee(algorithm, facts, noise_multiplier, unit) -> Guarantee:
 @functools.lru_cache(maxsize=512)
 def _epsilon(guarantee: Guarantee, steps: int, delta: float) -> float:
     return guarantee.epsilon(steps, delta)
-
-
-def _calibrate(algorithm, facts, unit, steps, epsilon, delta) -> float:
-    """The smallest noise multiplier with which some event of the guarantee keeps the promise."""
-    shape = _guarantee(algorithm, facts, 1.0, unit)
-    return min(
-        accounting.noise_multiplier(
-            lambda sigma, number=number: _guarantee(algorithm, facts, sigma, unit).events[number],
-            shape.times(steps),
-            epsilon=epsilon,
-            delta=delta,
-            engine=shape.engine,
-        )
-        for number in range(len(shape.events))
-    )

@@ -22,7 +22,12 @@ _SOURCES = {
 
 
 def privacy_statement(
-    plan: Plan, *, steps: int, delta: float | None = None, engine: str | None = None
+    plan: Plan,
+    *,
+    steps: int,
+    delta: float | None = None,
+    engine: str | None = None,
+    seeded_steps: int = 0,
 ) -> str:
     """The statement for a run of a plan.
 
@@ -31,6 +36,7 @@ def privacy_statement(
       steps: steps taken (or planned) so far.
       delta: None takes the plan's, or a tenth of 1 / subjects.
       engine: how the sums were computed, for the technical lines.
+      seeded_steps: how many of the steps were drawn with a seed.
 
     Returns:
       Text of several paragraphs.
@@ -43,6 +49,12 @@ def privacy_statement(
         paragraphs.append(
             "NOT PRIVATE: the noise multiplier is 0. Nothing below protects anybody; epsilon is "
             "infinite."
+        )
+    if seeded_steps:
+        paragraphs.append(
+            f"NOT PRIVATE: the batches of {seeded_steps} steps were drawn with a seed, which is for "
+            "tests: whoever knows the seed knows who was in each step. The figures below are those of a "
+            "run without a seed."
         )
     paragraphs += [
         _guarantee_sentence(plan, "subject", steps, delta),
@@ -76,7 +88,13 @@ def optimizer_statement(
     """The statement of a `DPOptimizer`; without a plan it cannot state an epsilon."""
     steps = optimizer.steps_taken
     if optimizer.plan is not None:
-        return privacy_statement(optimizer.plan, steps=steps, delta=delta, engine=engine)
+        return privacy_statement(
+            optimizer.plan,
+            steps=steps,
+            delta=delta,
+            engine=engine,
+            seeded_steps=optimizer.steps_drawn_with_seed,
+        )
     algorithm = optimizer.algorithm
     paragraphs = [f"PRIVACY STATEMENT ({type(algorithm).__name__}, {steps} steps taken)"]
     if optimizer.noise_multiplier == 0.0:

@@ -23,6 +23,10 @@ def test_one_step_is_the_mean_of_the_gaussian_deltas(items):
 
 def test_atoms_that_are_dropped_only_ever_raise_epsilon():
     law = np.array([0.2, 0.1, 1e-24])
-    pruned = accounting.epsilon(accounting.revealed_event([1.0, 2.0, 3.0], law, 3.0), 50, delta=1e-6)
-    without = accounting.epsilon(accounting.revealed_event([1.0, 2.0], law[:2], 3.0), 50, delta=1e-6)
+    pruned = accounting.epsilon(
+        accounting.revealed_event([1.0, 2.0, 3.0], law, 3.0), 50, delta=1e-6
+    )
+    without = accounting.epsilon(
+        accounting.revealed_event([1.0, 2.0], law[:2], 3.0), 50, delta=1e-6
+    )
     assert without <= pruned <= without * 1.001

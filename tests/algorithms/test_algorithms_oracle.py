@@ -258,8 +258,7 @@ def test_a_step_of_the_optimizer_without_noise_moves_the_weights_by_the_papers_l
         setting.row_function,
         setting.model.trainable_variables,
         (setting.x, setting.y),
-        setting.subject,
-        setting.mask,
+        {"subject": setting.subject, "mask": setting.mask},
         strategy="vectorized",
     )
     moved = flat(before) - flat([v.numpy() for v in setting.variables])
@@ -355,7 +354,12 @@ def test_steps_and_fit_of_a_model_of_two_inputs_or_outputs_are_the_papers_lines(
         expected = rule(gradients, subject.tolist(), c)
         model.set_weights(start)
         sdp.private_step(
-            optimizer, row_function, model.trainable_variables, (x, y), subject, strategy="loop"
+            optimizer,
+            row_function,
+            model.trainable_variables,
+            (x, y),
+            {"subject": subject},
+            strategy="loop",
         )
         assert_close(flat(start) - flat(model.trainable_variables), expected)
         if name == by_fit:
@@ -392,8 +396,7 @@ def test_one_update_has_noise_sigma_c_over_b_however_the_batch_is_cut_or_empty(m
         zero_gradient,
         [layer.kernel],
         tf.ones([rows, 2]),
-        tf.range(rows) // 4,
-        tf.fill([rows], not masked),
+        {"subject": tf.range(rows) // 4, "mask": tf.fill([rows], not masked)},
         strategy="vectorized",
     )
     moved = flat([layer.kernel])

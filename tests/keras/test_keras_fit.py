@@ -186,7 +186,12 @@ def test_a_batch_is_divided_by_the_expected_size_whatever_was_drawn(box):
         weight.assign([0.0])
         ones = tf.ones([size])
         sdp.private_step(
-            optimizer, lambda r: (r * weight, r), [weight], ones, tf.range(size), strategy="loop"
+            optimizer,
+            lambda r: (r * weight, r),
+            [weight],
+            ones,
+            {"subject": tf.range(size)},
+            strategy="loop",
         )
         assert weight.numpy()[0] == pytest.approx(-size / 16, rel=1e-6)
 

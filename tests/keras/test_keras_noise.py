@@ -30,8 +30,7 @@ def by_private_step(box, plan, model):
             row_function,
             model.trainable_variables,
             (x, y),
-            extras["subject"],
-            extras["mask"],
+            extras,
         )
 
 
@@ -164,8 +163,7 @@ def test_a_custom_loop_of_two_models_is_private(box):
             row_function,
             discriminator.trainable_variables,
             (x, generator(noise)),
-            extras["subject"],
-            extras["mask"],
+            extras,
         )
         with tf.GradientTape() as tape:
             judged = discriminator(generator(noise))

@@ -25,10 +25,12 @@ def row_norms(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
       squares overflow float32 (entries above 1e19) still has its true norm, unless that overflows
       itself (3.4e38): then it is infinite.
     """
-    flat = [tf.reshape(g, [tf.shape(g)[0], -1]) for g in gradients]
+    flat = [tf.reshape(g, [tf.shape(g)[0], g.shape[1:].num_elements()]) for g in gradients]
 
     def direct():
-        return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g), axis=1) for g in flat]))
+        # Row times itself as a matrix product: no temporary of the gradients' size.
+        squares = [tf.linalg.matvec(g[:, tf.newaxis, :], g)[:, 0] for g in flat]
+        return tf.sqrt(tf.add_n(squares))
 
     def scaled():
         largest = tf.reduce_max(tf.stack([_max_abs(g) for g in flat]), axis=0)
@@ -47,10 +49,15 @@ def _max_abs(matrix: tf.Tensor) -> tf.Tensor:
 
 def zero_rows(gradients: Sequence[tf.Tensor], keep: tf.Tensor) -> list[tf.Tensor]:
     """Replaces the rows where `keep` (bool [n]) is False by zeros, NaN and infinity included."""
-    return [
-        tf.where(tf.reshape(keep, [-1] + [1] * (len(g.shape) - 1)), g, tf.zeros_like(g))
-        for g in gradients
-    ]
+
+    def zeroed():
+        return [
+            tf.where(tf.reshape(keep, [-1] + [1] * (len(g.shape) - 1)), g, tf.zeros_like(g))
+            for g in gradients
+        ]
+
+    # Nearly always nothing is to be replaced, and the gradients need not be copied.
+    return tf.cond(tf.reduce_all(keep), lambda: list(gradients), zeroed)
 
 
 def clip_factors(norms: tf.Tensor, clip_norm: float) -> tf.Tensor:

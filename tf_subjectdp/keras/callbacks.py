@@ -146,22 +146,32 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
         self._reserved = 0
         self._known = 0
 
+    def recover(self, optimizer: Any) -> None:
+        """Counts what the file says was taken; `fit` calls it before it looks at the budget.
+
+        Raises:
+          ValueError: a file that is no ledger, or the ledger of another plan.
+        """
+        if not self.path.exists():
+            return
+        try:
+            record = json.loads(self.path.read_text(encoding="utf-8"))
+            steps, owner = int(record["steps"]), int(record["plan"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{self.path} is not a ledger of this library ({error}); name another file, or "
+                "find out how many steps were taken before going on."
+            ) from error
+        if owner != optimizer.plan.identity:
+            raise ValueError(
+                f"{self.path} belongs to another plan (algorithm, sampling or noise differ); use one "
+                "ledger a plan."
+            )
+        optimizer.count_lost_steps(steps)
+
     def on_train_begin(self, logs: Any = None) -> None:
-        fingerprint = _plan_of(self).fingerprint
-        if self.path.exists():
-            try:
-                record = json.loads(self.path.read_text())
-                steps, owner = int(record["steps"]), int(record["plan"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"{self.path} is not a ledger of this library ({error}); name another file, or "
-                    "find out how many steps were taken before going on."
-                ) from error
-            if owner != fingerprint:
-                raise ValueError(
-                    f"{self.path} belongs to a plan of other sampling; use one ledger a plan."
-                )
-            self.model.optimizer.count_lost_steps(steps)
+        _plan_of(self)
+        self.recover(self.model.optimizer)
         self._known = self.model.optimizer.steps_taken
         self._write(self._known)
 
@@ -179,7 +189,7 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
 
     def _write(self, steps: int) -> None:
         self._reserved = steps
-        record = {"steps": steps, "plan": _plan_of(self).fingerprint}
+        record = {"steps": steps, "plan": _plan_of(self).identity}
         temporary = self.path.with_name(self.path.name + ".tmp")
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(record, file)

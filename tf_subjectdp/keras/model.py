@@ -12,9 +12,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_subjectdp import clipping
-from tf_subjectdp.keras import compat, validation
+from tf_subjectdp.keras import batches, compat, validation
+from tf_subjectdp.keras.callbacks import PrivacyLedger, PrivacyScalars
 from tf_subjectdp.keras.item_loss import ItemLoss
 from tf_subjectdp.keras.optimizer import DPOptimizer
+from tf_subjectdp.keras.saving import SavesPrivacyState
 from tf_subjectdp.keras.step import private_step
 from tf_subjectdp.keras.trackers import StepTrackers
 from tf_subjectdp.plans import Plan
@@ -22,14 +24,9 @@ from tf_subjectdp.sampling import dataset_fingerprint
 
 _log = logging.getLogger("tf_subjectdp")
 
-_NEEDS_DATASET = (
-    "PrivateModel.fit takes plan.dataset(x, y, subject_id), whose steps are drawn as the plan says; "
-    "or, with a DPOptimizer without a plan, a tf.data.Dataset of (x, y, {'subject': ids}) batches."
-)
-
 
 @tf.keras.utils.register_keras_serializable(package="tf_subjectdp")
-class PrivateModel(tf.keras.Model):
+class PrivateModel(SavesPrivacyState, tf.keras.Model):
     """Wraps a Keras model so that `fit` protects people.
 
         model = PrivateModel(keras_model)
@@ -132,7 +129,7 @@ class PrivateModel(tf.keras.Model):
         """
         optimizer = self._optimizer()
         if not isinstance(x, tf.data.Dataset) or y is not None:
-            raise ValueError(_NEEDS_DATASET)
+            raise ValueError(batches.NEEDS_DATASET)
         for name in ("class_weight", "sample_weight"):
             if kwargs.get(name) is not None:
                 raise ValueError(f"{name} belongs into plan.dataset(..., sample_weight=...).")
@@ -142,6 +139,9 @@ class PrivateModel(tf.keras.Model):
                 "validation_data=(x, y) of other people."
             )
         self._check_dataset(x, optimizer)
+        for callback in _flat(kwargs.get("callbacks")):
+            if isinstance(callback, PrivacyLedger):
+                callback.recover(optimizer)
         if optimizer.plan is not None:
             self._check_budget(x, optimizer, kwargs)
         self._prepare(x.element_spec)
@@ -188,9 +188,9 @@ class PrivateModel(tf.keras.Model):
 
     def _prepare(self, element_spec: Any) -> None:
         """Builds and checks the model and chooses the engine, before anything is traced."""
-        x_spec, y_spec, _ = _unpack_element(element_spec)
+        x_spec, y_spec, _ = batches.split_element(element_spec)
         if not self.inner_model.built or not self.built:
-            self(tf.nest.map_structure(_zeros, x_spec))
+            self(tf.nest.map_structure(batches.zero_row, x_spec))
         trainable = tuple(id(v) for v in self.trainable_variables)
         validation.check_layers(self.inner_model)
         if self._engine_choice is not None and self._checked_spec == (x_spec, y_spec, trainable):
@@ -199,7 +199,7 @@ class PrivateModel(tf.keras.Model):
             raise ValueError("the model has no trainable weights; nothing can be trained.")
         validation.check_forward_pass(self.inner_model, x_spec)
         optimizer = self._optimizer()
-        self._make_optimizer_variables()
+        self.make_optimizer_variables()
         rows_spec = (x_spec, y_spec, tf.TensorSpec([None], tf.float32))
         self._engine_choice = clipping.choose_strategy(
             self._row_function,
@@ -210,12 +210,6 @@ class PrivateModel(tf.keras.Model):
         )
         self._checked_spec = (x_spec, y_spec, trainable)
 
-    def _make_optimizer_variables(self) -> None:
-        """Makes what a saved state fills, where the model is ready; Keras waits for the first step."""
-        if self.inner_model.built and isinstance(getattr(self, "optimizer", None), DPOptimizer):
-            self.built = True
-            self.optimizer.build(self.trainable_variables)
-
     def _row_function(self, rows: Any) -> tuple[tf.Tensor, Any]:
         x, y, weight = rows
         predictions = self.inner_model(x, training=True)
@@ -223,28 +217,23 @@ class PrivateModel(tf.keras.Model):
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """One private step; see `private_step`."""
-        x, y, extras = _unpack_element(data)
-        rows = (x, y, extras["weight"])
-        variables = self.trainable_variables
+        x, y, extras = batches.split_element(data)
+        weight = batches.people_of(extras).weight
         optimizer = self._optimizer()
         if self._engine_choice is None:
             self._prepare(tf.nest.map_structure(tf.TensorSpec.from_tensor, data))
+        variables = self.trainable_variables
         regularization, extra_gradients = self._regularization(variables)
-        with tf.control_dependencies(_check_mark(extras["plan"], optimizer.plan)):
-            summed = private_step(
-                optimizer,
-                self._row_function,
-                variables,
-                rows,
-                extras["subject"],
-                extras["mask"],
-                extra_gradients=extra_gradients,
-                begins_epoch=extras["begins_epoch"],
-                strategy=self._engine_choice[0],
-            )
-        y, weight = tf.nest.map_structure(
-            lambda t: tf.gather(t, summed.rows), (y, extras["weight"])
+        summed = private_step(
+            optimizer,
+            self._row_function,
+            variables,
+            (x, y, weight),
+            extras,
+            extra_gradients=extra_gradients,
+            strategy=self._engine_choice[0],
         )
+        y, weight = tf.nest.map_structure(lambda t: tf.gather(t, summed.rows), (y, weight))
         logs = dict(self.compute_metrics(None, y, summed.predictions, weight))
         noise = optimizer.noise_multiplier * optimizer.algorithm.clip_norm
         self._trackers.update(summed, regularization, noise)
@@ -267,7 +256,9 @@ class PrivateModel(tf.keras.Model):
         if kwargs.get("class_weight") is not None:
             raise ValueError("class_weight belongs into plan.dataset(..., sample_weight=...).")
         if not isinstance(sample_weight, dict) or "subject" not in sample_weight:
-            raise ValueError(f"train_on_batch(x, y, extras) needs the extras: {_NEEDS_DATASET}")
+            raise ValueError(
+                f"train_on_batch(x, y, extras) needs the extras: {batches.NEEDS_DATASET}"
+            )
         # Keras 2 reads a batch size off every part, scalars too.
         rows = tf.shape(sample_weight["subject"])[:1]
         extras = {
@@ -276,8 +267,8 @@ class PrivateModel(tf.keras.Model):
         }
         optimizer = self._optimizer()
         # Refused out here: a trace that fails half-way leaves Keras 2 with a function that does nothing.
-        _check_mark(extras.get("plan"), optimizer.plan)
-        self._prepare(tf.nest.map_structure(_batch_spec, (x, y, extras)))
+        batches.check_mark(extras.get("plan"), optimizer.plan)
+        self._prepare(tf.nest.map_structure(batches.batch_spec, (x, y, extras)))
         return super().train_on_batch(x, y, extras, **kwargs)
 
     def _regularization(self, variables: Any) -> tuple[tf.Tensor, list[tf.Tensor] | None]:
@@ -295,9 +286,10 @@ class PrivateModel(tf.keras.Model):
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Keras's own; a plan's batches are evaluated without their padding."""
         if isinstance(data, tuple) and len(data) == 3 and isinstance(data[2], dict):
-            x, y, extras = _unpack_element(data)
-            real = tf.where(extras["mask"])[:, 0]
-            data = tf.nest.map_structure(lambda t: tf.gather(t, real), (x, y, extras["weight"]))
+            x, y, extras = batches.split_element(data)
+            people = batches.people_of(extras)
+            real = tf.where(people.mask)[:, 0]
+            data = tf.nest.map_structure(lambda t: tf.gather(t, real), (x, y, people.weight))
         return super().test_step(data)
 
     def reset_metrics(self) -> None:
@@ -328,11 +320,8 @@ class PrivateModel(tf.keras.Model):
         return optimizer_statement(self._optimizer(), delta=delta, engine=engine)
 
     def _show_epsilon(self, callbacks: Any) -> None:
-        from tf_subjectdp.keras.callbacks import PrivacyScalars
-
-        found = getattr(callbacks, "callbacks", callbacks) or []
-        found = found if isinstance(found, (list, tuple)) else [found]
-        if self._trackers.show(any(isinstance(c, PrivacyScalars) for c in found)):
+        wanted = any(isinstance(callback, PrivacyScalars) for callback in _flat(callbacks))
+        if self._trackers.show(wanted):
             self._retrace()
 
     def _retrace(self) -> None:
@@ -349,125 +338,8 @@ class PrivateModel(tf.keras.Model):
                 stacklevel=3,
             )
 
-    # -- saving ---------------------------------------------------------------------------------------
 
-    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in Keras, in the `.keras` format, which holds the plan and the step count.
-
-        Raises:
-          ValueError: Keras 2's older formats (HDF5, SavedModel), which lose them.
-        """
-        if not str(filepath).endswith(".keras"):
-            raise ValueError(
-                f"{filepath} is not a '.keras' file: the older formats lose the step count that epsilon "
-                "depends on. Use save('....keras') to go on training, or "
-                "model.inner_model.save(...) / tf.saved_model.save(model.inner_model, ...) to serve."
-            )
-        self._make_optimizer_variables()
-        return super().save(filepath, *args, **kwargs)
-
-    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in Keras, except that a file without the step count is refused.
-
-        Raises:
-          ValueError: an `.h5` file of Keras 2, which holds the weights alone.
-        """
-        name = str(filepath)
-        if not compat.KERAS_3 and name.endswith((".h5", ".hdf5", ".keras")):
-            if not name.endswith(".weights.h5"):
-                raise ValueError(
-                    f"{name} would hold the weights without the step count that epsilon depends on; "
-                    "use save('....keras') or a name that ends in '.weights.h5'."
-                )
-        self._make_optimizer_variables()
-        return super().save_weights(filepath, *args, **kwargs)
-
-    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in Keras; a compiled model gets the step count back.
-
-        Raises:
-          ValueError: the file has no step count for the compiled optimizer.
-        """
-        self._make_optimizer_variables()
-        return super().load_weights(filepath, *args, **kwargs)
-
-    def get_compile_config(self) -> dict[str, Any] | None:
-        """What `compile` was given, as Keras records it."""
-        return super().get_compile_config()
-
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a loaded model, with its optimizer's variables made so that they can be loaded."""
-        self.compile(**tf.keras.utils.deserialize_keras_object(config))
-        self._make_optimizer_variables()
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "keras_model": tf.keras.utils.serialize_keras_object(self.inner_model),
-            "name": self.name,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "PrivateModel":
-        config = dict(config)
-        inner = config.pop("keras_model")
-        if not isinstance(inner, tf.keras.Model):
-            inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects=custom_objects)
-        return cls(inner, name=config.get("name"))
-
-
-def _unpack_element(element: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """(x, y, extras) of a batch, or of its spec, with mask and weight filled in."""
-    if (
-        not isinstance(element, (tuple, list))
-        or len(element) != 3
-        or not isinstance(element[2], dict)
-    ):
-        raise ValueError(_NEEDS_DATASET)
-    x, y, extras = element
-    if "subject" not in extras:
-        raise ValueError(
-            f"the batch's third part has the keys {sorted(extras)}, but no 'subject', the person of "
-            "each row."
-        )
-    subject = extras["subject"]
-    if tf.is_tensor(subject):
-        ones = tf.ones(tf.shape(subject), tf.float32)
-        extras = {
-            "subject": subject,
-            "mask": extras.get("mask", tf.cast(ones, tf.bool)),
-            "weight": tf.cast(extras.get("weight", ones), tf.float32),
-            "begins_epoch": tf.reduce_any(extras.get("begins_epoch", False)),
-            "plan": extras.get("plan"),
-        }
-    return x, y, extras
-
-
-def _check_mark(mark: Any, plan: Plan | None) -> list[Any]:
-    """Refuses a batch that no dataset of the plan drew, however it came to the step.
-
-    Returns:
-      What the step must wait for.
-    """
-    if plan is None:
-        return []
-    if mark is None:
-        raise ValueError(
-            "this batch was not drawn by the plan, whose epsilon would not hold for it; take batches "
-            "from plan.dataset(x, y, subject_id), e.g. train_on_batch(*batch)."
-        )
-    guard = tf.debugging.Assert(
-        tf.reduce_all(tf.equal(mark, tf.constant(plan.fingerprint, tf.int64))),
-        [
-            "The sampling of this batch is not that of the plan: take batches from plan.dataset(...)."
-        ],
-    )
-    return [] if guard is None else [guard]
-
-
-def _batch_spec(value: Any) -> tf.TensorSpec:
-    tensor = tf.convert_to_tensor(value)
-    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
-
-
-def _zeros(spec: Any) -> tf.Tensor:
-    return tf.zeros([1 if size is None else size for size in [1, *spec.shape[1:]]], spec.dtype)
+def _flat(callbacks: Any) -> list[Any]:
+    """The callbacks that `fit` was given: one, a list, or a `CallbackList`."""
+    found = getattr(callbacks, "callbacks", callbacks)
+    return list(found) if isinstance(found, (list, tuple)) else [found]

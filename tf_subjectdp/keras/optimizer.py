@@ -26,7 +26,7 @@ _INSTRUCTIONS = (
     "DPOptimizer does not take gradients: an averaged gradient can no longer be clipped person by "
     "person, and applying it would train without privacy. Use PrivateModel(model).fit, or, in a "
     "training loop of your own, tf_subjectdp.private_step(optimizer, row_function, variables, rows, "
-    "subject)."
+    "extras)."
 )
 
 
@@ -105,6 +105,7 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
             engine if isinstance(engine, EngineOptions) else EngineOptions(**(engine or {}))
         )
         self.privacy_steps = compat.counter("privacy_steps")
+        self.seeded_steps = compat.counter("seeded_steps")
 
     # -- the step ---------------------------------------------------------------------------------
 
@@ -115,6 +116,7 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         *,
         extra_gradients: Sequence[tf.Tensor] | None = None,
         begins_epoch: tf.Tensor | bool = False,
+        seeded: tf.Tensor | bool = False,
     ) -> None:
         """Counts the step, adds noise to a clipped sum, divides by the constant, and updates.
 
@@ -125,6 +127,7 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
             the division.
           begins_epoch: whether this batch begins a pass over shuffled data; an epoch that was
             begun earlier then counts whole.
+          seeded: whether the batch was drawn with a seed; the statement then says so.
 
         Raises:
           tf.errors.InvalidArgumentError: the plan's steps are used up.
@@ -133,7 +136,9 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         with tf.init_scope():
             self.build(variables)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        with tf.control_dependencies(self._count_step(begins_epoch)):
+        counted = self._count_step(begins_epoch)
+        counted.append(compat.raw(self.seeded_steps).assign_add(tf.cast(seeded, tf.int64)))
+        with tf.control_dependencies(counted):
             # The inner optimizer sums over replicas: independent parts of the noise add up to it.
             stddev = self.noise_multiplier * self.algorithm.clip_norm / math.sqrt(replicas)
             noised = add_gaussian_noise(total, stddev)
@@ -188,6 +193,11 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
     def steps_taken(self) -> int:
         """Noised sums released so far, over all `fit`s and resumes: what epsilon counts."""
         return int(compat.raw(self.privacy_steps).numpy())
+
+    @property
+    def steps_drawn_with_seed(self) -> int:
+        """How many of the steps had batches drawn with a seed: for tests, and not private."""
+        return int(compat.raw(self.seeded_steps).numpy())
 
     @property
     def steps_at_new_pass(self) -> int:
@@ -254,7 +264,7 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
     @property
     def variables(self) -> Any:
         inner = self.inner.variables
-        found = [self.privacy_steps, *(inner() if callable(inner) else inner)]
+        found = [self.privacy_steps, self.seeded_steps, *(inner() if callable(inner) else inner)]
         return found if compat.KERAS_3 else _CallableList(found)
 
     def build(self, var_list: Sequence[Any]) -> None:

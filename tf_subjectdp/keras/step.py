@@ -4,13 +4,14 @@
 Knows the engine and `DPOptimizer`; imports those two.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_subjectdp import clipping
 from tf_subjectdp.keras import compat
+from tf_subjectdp.keras.batches import check_mark, people_of
 from tf_subjectdp.keras.optimizer import DPOptimizer
 
 
@@ -19,11 +20,9 @@ def private_step(
     row_function: Callable[[Any], tuple[tf.Tensor, Any]],
     variables: Sequence[Any],
     rows: Any,
-    subject: tf.Tensor,
-    mask: tf.Tensor | None = None,
+    extras: Mapping[str, Any],
     *,
     extra_gradients: Sequence[tf.Tensor] | None = None,
-    begins_epoch: tf.Tensor | bool = False,
     strategy: str | None = None,
 ) -> clipping.ClippedSum:
     """Clips by person, adds noise, and updates `variables` once.
@@ -37,25 +36,26 @@ def private_step(
             return tf.keras.losses.sparse_categorical_crossentropy(y, predictions), predictions
 
         for x, y, extras in plan.dataset(x, y, patient_id):
-            private_step(optimizer, row_function, model.trainable_variables, (x, y),
-                         extras["subject"], extras["mask"])
+            private_step(optimizer, row_function, model.trainable_variables, (x, y), extras)
 
     Args:
       optimizer: a `DPOptimizer`.
       row_function: rows -> (loss of each row [n], predictions: a nest of [n, ...]).
       variables: what is trained.
       rows: nest of tensors [B, ...]; B may be 0: the step then adds noise alone.
-      subject: integer or string [B], the person of each row.
-      mask: bool [B], False for padding rows; None for none.
+      extras: the third part of a batch of `plan.dataset`; or, with an optimizer without a plan, a
+        dict with "subject" (integer or string [B], the person of each row) and, where there is
+        padding, "mask" (bool [B], False for padding rows).
       extra_gradients: gradients that do not depend on the data, one a variable.
-      begins_epoch: whether the batch begins a pass over shuffled data.
       strategy: "vectorized" or "loop"; None chooses (once a trace) and logs the choice.
 
     Returns:
       The `ClippedSum` that was noised. It is NOT private; do not release it.
 
     Raises:
-      ValueError: a loss that is already averaged, or lengths that differ.
+      ValueError: a loss that is already averaged, no people, or a batch that the optimizer's plan
+        did not draw.
+      tf.errors.InvalidArgumentError: a batch of another plan, or the plan's steps are used up.
     """
     if not isinstance(optimizer, DPOptimizer):
         raise TypeError(
@@ -64,9 +64,8 @@ def private_step(
     variables = list(variables)
     tensors = [compat.raw(v) for v in variables]
     rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
-    subject = tf.convert_to_tensor(subject)
-    mask = tf.ones_like(subject, tf.bool) if mask is None else tf.convert_to_tensor(mask)
-    partition = optimizer.algorithm.partition(subject, mask)
+    people = people_of(extras)
+    partition = optimizer.algorithm.partition(people.subject, people.mask)
     if strategy is None:
         spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
         strategy, _ = clipping.choose_strategy(
@@ -81,7 +80,12 @@ def private_step(
         strategy=strategy,
         options=optimizer.engine,
     )
-    optimizer.apply_clipped_sum(
-        summed.total, variables, extra_gradients=extra_gradients, begins_epoch=begins_epoch
-    )
+    with tf.control_dependencies(check_mark(people.plan, optimizer.plan)):
+        optimizer.apply_clipped_sum(
+            summed.total,
+            variables,
+            extra_gradients=extra_gradients,
+            begins_epoch=people.begins_epoch,
+            seeded=people.seeded,
+        )
     return summed

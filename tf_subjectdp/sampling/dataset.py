@@ -56,8 +56,8 @@ def to_dataset(
       A dataset of `(x, y, extras)`, the batch dimension unknown in its spec. `extras` has
       `"subject"` (int64 [b], -1 for padding), `"weight"` (float32 [b], 0 for padding), `"mask"`
       (bool [b], False for padding), `"begins_epoch"` and `"seeded"` (bool scalars) and `"plan"`
-      (int64 scalar, the fingerprint). Every element has at least one row: an empty batch is one row of padding, with
-      the features of row 0.
+      (int64 scalar, the fingerprint). Every element has at least one row: an empty batch is one row
+      of padding, with the features of row 0.
 
     Raises:
       ValueError: leaves of unequal length, no rows, a weight that is negative or not finite, steps
