@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks: a budget is never overspent, epsilon is never shown too low, a crash never lowers it."""
 
+import dataclasses
 import json
 import math
 
@@ -146,12 +147,15 @@ def test_a_corrupted_ledger_is_refused_and_left_alone(box, long_plan, tmp_path, 
 
 def test_a_ledger_of_another_plan_is_refused(box, long_plan, tmp_path):
     path = tmp_path / "ledger.json"
-    other = box.plan(sampling=sdp.PoissonItems(16))
-    path.write_text(json.dumps({"steps": 3, "plan": other.fingerprint}))
-    with pytest.raises(ValueError, match="belongs to a plan of other sampling"):
-        box.compiled(long_plan).fit(
-            box.data(long_plan), verbose=0, callbacks=[sdp.PrivacyLedger(path)]
-        )
+    for other in (
+        box.plan(sampling=sdp.PoissonItems(16)),
+        dataclasses.replace(long_plan, noise_multiplier=9.0),
+    ):
+        path.write_text(json.dumps({"steps": 3, "plan": other.identity}))
+        with pytest.raises(ValueError, match="belongs to another plan"):
+            box.compiled(long_plan).fit(
+                box.data(long_plan), verbose=0, callbacks=[sdp.PrivacyLedger(path)]
+            )
 
 
 @pytest.mark.parametrize("reserve", [0, -1, 2.5, True])

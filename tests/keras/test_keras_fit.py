@@ -268,3 +268,30 @@ def test_sample_weights_act_before_the_clipping_and_a_real_zero_is_an_item(box):
             plan.dataset(x, np.zeros(2, np.float32), [1, 1], sample_weight=weights), verbose=0
         )
         assert net.get_weights()[0].item() == pytest.approx(-expected / 2, rel=1e-6)
+
+
+def test_steps_drawn_with_a_seed_are_counted_and_stated_as_not_private(box, plan, tmp_path):
+    model = box.compiled(plan)
+    model.fit(box.data(plan).take(1), verbose=0)
+    assert "NOT PRIVATE" not in model.privacy_statement()
+    model.fit(box.data(plan, seed=1).take(2), verbose=0)
+    assert model.optimizer.steps_drawn_with_seed == 2
+    model.save(tmp_path / "seeded.keras")
+    again = tf.keras.models.load_model(tmp_path / "seeded.keras")
+    statement = " ".join(again.privacy_statement().split())
+    assert "NOT PRIVATE: the batches of 2 steps were drawn with a seed" in statement
+
+
+def test_a_step_of_ones_own_refuses_a_batch_that_the_plan_did_not_draw(box, plan):
+    model = box.compiled(plan)
+    model.fit(box.data(plan).take(1), verbose=0)
+    rows = (tf.constant(box.x), tf.constant(box.y))
+    with pytest.raises(ValueError, match="was not drawn by the plan"):
+        sdp.private_step(
+            model.optimizer,
+            lambda r: (tf.reduce_sum(model(r[0]) - r[1], -1), r[1]),
+            model.trainable_variables,
+            rows,
+            {"subject": tf.constant(box.ids)},
+        )
+    assert model.optimizer.steps_taken == 1

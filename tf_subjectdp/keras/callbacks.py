@@ -147,7 +147,7 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
         self._known = 0
 
     def recover(self, optimizer: Any) -> None:
-        """Counts what the file says was taken; `fit` calls it before it looks at the budget.
+        """Counts what the file says was taken.
 
         Raises:
           ValueError: a file that is no ledger, or the ledger of another plan.

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_subjectdp import clipping
 from tf_subjectdp.keras import batches, compat, validation
-from tf_subjectdp.keras.callbacks import PrivacyLedger, PrivacyScalars
+from tf_subjectdp.keras.callbacks import PrivacyScalars
 from tf_subjectdp.keras.item_loss import ItemLoss
 from tf_subjectdp.keras.optimizer import DPOptimizer
 from tf_subjectdp.keras.saving import SavesPrivacyState
@@ -139,9 +139,6 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
                 "validation_data=(x, y) of other people."
             )
         self._check_dataset(x, optimizer)
-        for callback in _flat(kwargs.get("callbacks")):
-            if isinstance(callback, PrivacyLedger):
-                callback.recover(optimizer)
         if optimizer.plan is not None:
             self._check_budget(x, optimizer, kwargs)
         self._prepare(x.element_spec)
