@@ -77,7 +77,7 @@ def ways(stats: sdp.SubjectStats) -> dict[str, Way]:
     return {
         "ItemDP": Way(sdp.ItemDP(clip_norm=1.0), ratings, "item", 4.0),
         "GroupDP": Way(
-            sdp.GroupDP(clip_norm=0.5, max_items_per_subject=4), ratings, "subject", 4.0
+            sdp.GroupDP(clip_norm=0.5, max_items_per_subject=4), ratings, "subject", 1.0
         ),
         "HiGradAvg": Way(
             sdp.HiGradAvg(clip_norm=0.3, normalization="expected_subjects"),
