@@ -13,15 +13,26 @@ import numpy as np
 from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import Algorithm, SamplingFacts, check_noise_multiplier
 from tf_subjectdp.algorithms.base import check_cap
-from tf_subjectdp.plans import UNITS, Plan, guarantee_of, length_in_steps
-from tf_subjectdp.sampling import PoissonSubjects, Sampler, SubjectStats
+from tf_subjectdp.plans import Plan, check_delta, check_unit, guarantee_of, length_in_steps
+from tf_subjectdp.sampling import (
+    FixedSize,
+    PoissonItems,
+    PoissonSubjects,
+    Sampler,
+    Shuffle,
+    SubjectStats,
+)
 
 _SCHEMES = {
-    "PoissonItems": "poisson_items",
-    "PoissonSubjects": "poisson_subjects",
-    "FixedSize": "fixed_size",
-    "Shuffle": "shuffle",
+    PoissonItems: "poisson_items",
+    PoissonSubjects: "poisson_subjects",
+    FixedSize: "fixed_size",
+    Shuffle: "shuffle",
 }
+
+
+# Above this a promise is none.
+_LARGEST_EPSILON = 1e5
 
 
 def plan(
@@ -60,8 +71,7 @@ def plan(
         sampling for which nothing is proven.
     """
     _check_types(algorithm, sampling, stats)
-    if unit not in UNITS:
-        raise ValueError(f"unit={unit!r} is unknown; use one of {UNITS}.")
+    check_unit(unit)
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError("give exactly one of epsilon= (with delta=) and noise_multiplier=.")
     cap = check_cap("max_items_per_subject", max_items_per_subject)
@@ -106,11 +116,25 @@ def _check_types(algorithm, sampling, stats) -> None:
 def _bounded(stats: SubjectStats, cap: int) -> SubjectStats:
     if stats.counts is not None:
         return stats.bounded(cap)
-    # Public figures only: n_items stays as given, which makes the rate smaller than planned at most.
-    return dataclasses.replace(stats, max_items=cap, k_source="bound")
+    # Figures only: what the cap drops is not known, but no more than cap items a subject stay. The
+    # rate is planned for that many; with fewer, steps are smaller than planned.
+    return dataclasses.replace(
+        stats,
+        n_items=min(stats.n_items, cap * stats.n_subjects),
+        max_items=cap,
+        k_source="bound",
+    )
 
 
 def _facts(sampling: Sampler, stats: SubjectStats, cap: int | None) -> SamplingFacts:
+    # By the class itself: a subclass may draw in another way than the accountant assumes.
+    scheme = _SCHEMES.get(type(sampling))
+    if scheme is None:
+        known = ", ".join(kind.__name__ for kind in _SCHEMES)
+        raise ValueError(
+            f"sampling={sampling!r} is a sampler the accountant does not know; use one of {known} "
+            "itself, not a subclass."
+        )
     rate = sampling.rate(stats.n_items, stats.n_subjects)
     step_cap = None
     if isinstance(sampling, PoissonSubjects):
@@ -123,7 +147,7 @@ def _facts(sampling: Sampler, stats: SubjectStats, cap: int | None) -> SamplingF
         batch_size = rate * stats.n_items
         expected_subjects = _expected_subjects(rate, stats)
     return SamplingFacts(
-        scheme=_SCHEMES[type(sampling).__name__],
+        scheme=scheme,
         rate=rate,
         n_items=stats.n_items,
         n_subjects=stats.n_subjects,
@@ -131,7 +155,8 @@ def _facts(sampling: Sampler, stats: SubjectStats, cap: int | None) -> SamplingF
         expected_subjects=expected_subjects,
         max_items=stats.max_items,
         step_cap=step_cap,
-        data_cap=cap is not None,
+        # Items were dropped by the plan's dataset, or before: `SubjectStats.bounded`.
+        data_cap=cap is not None or stats.k_source == "bound",
         steps_per_epoch=sampling.steps_per_epoch(stats.n_items, stats.n_subjects),
     )
 
@@ -142,30 +167,32 @@ def _expected_subjects(rate: float, stats: SubjectStats) -> float:
         return float(stats.n_subjects)
     counts = stats.counts
     if counts is None:
-        counts = np.full(stats.n_subjects, stats.mean)
+        return float(-math.expm1(stats.mean * math.log1p(-rate)) * stats.n_subjects)
     return float(-np.expm1(counts * math.log1p(-rate)).sum())
 
 
 def _check_epsilon(epsilon) -> float:
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.integer, np.floating)):
         raise TypeError(f"epsilon={epsilon!r} must be a number.")
-    if not math.isfinite(epsilon) or epsilon <= 0:
+    if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon={epsilon} must be finite and above 0, e.g. epsilon=4.0.")
+    if epsilon > _LARGEST_EPSILON:
+        raise ValueError(
+            f"epsilon={epsilon} is above {_LARGEST_EPSILON:g} and protects nobody; use e.g. "
+            "epsilon=4.0, or noise_multiplier=0.0 for a run without privacy."
+        )
     return float(epsilon)
 
 
 def _check_delta(delta, n_subjects: int) -> float:
-    if isinstance(delta, bool) or not isinstance(delta, (int, float, np.integer, np.floating)):
-        raise TypeError(f"delta={delta!r} must be a number.")
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta={delta} must lie strictly between 0 and 1, e.g. delta=1e-5.")
+    delta = check_delta(delta)
     if delta >= 1.0 / n_subjects:
         warnings.warn(
             f"delta={delta:g} is not below 1 / subjects = {1.0 / n_subjects:g}: a mechanism that "
             "publishes one person at random would satisfy it. Choose a smaller delta.",
             stacklevel=3,
         )
-    return float(delta)
+    return delta
 
 
 def _calibrate(algorithm, facts, unit, steps, epsilon, delta) -> float:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import dp_accounting
@@ -37,6 +38,9 @@ from tf_subjectdp.sampling import (
 _log = logging.getLogger("tf_subjectdp")
 
 UNITS = ("subject", "item")
+
+# Above this a float64 no longer tells whole numbers apart.
+_MOST_STEPS = 2**53
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +90,12 @@ class Plan:
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """The whole run for the plan's unit, as an event that any accountant composes."""
+        """The whole run for the plan's unit, as an event.
+
+        `tf_subjectdp.accounting` composes it always; dp_accounting's own accountants only where the
+        event is one of theirs: a replaced unit and a known presence (`PoissonReplaceOneDpEvent`,
+        `RevealedSensitivityDpEvent`) are events of this library, which they refuse.
+        """
         return self.guarantee(self.unit).total(self.steps)
 
     @property
@@ -113,8 +122,7 @@ class Plan:
 
     def guarantee(self, unit: str = "subject") -> Guarantee:
         """The guarantee of a step for a "subject" or an "item"."""
-        if unit not in UNITS:
-            raise ValueError(f"unit={unit!r} is unknown; use one of {UNITS}.")
+        check_unit(unit)
         return guarantee_of(self.algorithm, self.facts, self.noise_multiplier, unit)
 
     def epsilon(
@@ -133,10 +141,9 @@ class Plan:
         delta = self.delta if delta is None else delta
         if delta is None:
             raise ValueError("this plan has no delta; say epsilon(delta=...), e.g. 1e-5.")
-        steps = self.steps if steps is None else steps
-        if isinstance(steps, bool) or steps != int(steps) or steps < 0:
-            raise ValueError(f"steps={steps} must be a whole number of at least 0.")
-        return _epsilon(self.guarantee(unit or self.unit), int(steps), float(delta))
+        steps = self.steps if steps is None else _check_steps(steps)
+        unit = self.unit if unit is None else unit
+        return _epsilon(self.guarantee(unit), steps, check_delta(delta))
 
     def extended(self, *, epochs: float | None = None, steps: int | None = None) -> "Plan":
         """The same plan with a longer run: same noise, so a larger epsilon.
@@ -201,6 +208,13 @@ class Plan:
                 f"element_id was given, but {type(self.algorithm).__name__} protects whole "
                 "subjects and items; leave it out."
             )
+        for name, value in (("x", x), ("y", y)):
+            if value is None:
+                raise ValueError(
+                    f"{name} is missing: pass one row an item, as in plan.dataset(x, y, patient_id)."
+                )
+        if not isinstance(pad, (bool, np.bool_)):
+            raise TypeError(f"pad={pad!r} must be True or False.")
         from tf_subjectdp.sampling import to_dataset
 
         codes, n_subjects = encode_ids(subject_id)
@@ -218,7 +232,6 @@ class Plan:
             draws,
             self.steps,
             pad_to=self._capacity() if pad else None,
-            steps_per_epoch=self.steps_per_epoch if self.facts.scheme == "shuffle" else None,
             seeded=seed is not None,
             fingerprint=self.fingerprint,
         )
@@ -278,12 +291,25 @@ class Plan:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Plan":
         """Rebuilds a plan; its epsilon is computed anew, never read from the config."""
+        if not isinstance(config, Mapping):
+            raise TypeError(f"config={config!r} must be a dict made by Plan.get_config().")
+        missing = {field.name for field in dataclasses.fields(cls)} - set(config)
+        if missing:
+            raise ValueError(
+                f"this is no config of a Plan: {sorted(missing)} are missing; pass what "
+                "Plan.get_config() returned."
+            )
         fields = dict(config)
         fields["algorithm"] = algorithm_from_config(fields["algorithm"])
         fields["sampling"] = sampler_from_config(fields["sampling"])
         fields["stats"] = SubjectStats.from_config(fields["stats"])
-        fields["facts"] = SamplingFacts(**fields["facts"])
-        return cls(**fields)
+        try:
+            fields["facts"] = SamplingFacts(**fields["facts"])
+            return cls(**fields)
+        except TypeError as error:
+            raise ValueError(
+                f"this is no config of a Plan: {error}; pass what Plan.get_config() returned."
+            ) from None
 
     def __str__(self) -> str:
         guarantee = self.guarantee(self.unit)
@@ -312,10 +338,39 @@ def length_in_steps(epochs, steps, steps_per_epoch: int) -> int:
     name, value = ("steps", steps) if epochs is None else ("epochs", epochs)
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name}={value!r} must be a number.")
-    if not math.isfinite(value) or value <= 0 or (epochs is None and value != int(value)):
+    value = value.item() if isinstance(value, np.generic) else value
+    # Compared, never made a float: a whole number of 400 digits has none.
+    if not 0 < value < math.inf or (epochs is None and value != int(value)):
         kind = "a whole number of at least 1" if epochs is None else "above 0"
         raise ValueError(f"{name}={value} must be {kind}.")
+    # An epoch has a step at least, so this also keeps the product below in range.
+    if value > _MOST_STEPS or (epochs is not None and value * steps_per_epoch > _MOST_STEPS):
+        raise ValueError(f"{name}={value} is too long: a plan has at most {_MOST_STEPS} steps.")
     return int(value) if epochs is None else max(1, math.ceil(value * steps_per_epoch - 1e-9))
+
+
+def check_unit(unit: str) -> None:
+    if not isinstance(unit, str) or unit not in UNITS:
+        raise ValueError(f"unit={unit!r} is unknown; use one of {UNITS}.")
+
+
+def check_delta(delta: float) -> float:
+    """Returns a delta as a float; TypeError or ValueError unless it is a number in (0, 1)."""
+    if isinstance(delta, bool) or not isinstance(delta, (int, float, np.integer, np.floating)):
+        raise TypeError(f"delta={delta!r} must be a number.")
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"delta={delta} must lie strictly between 0 and 1, e.g. delta=1e-5.")
+    return float(delta)
+
+
+def _check_steps(steps: int) -> int:
+    if isinstance(steps, bool) or not isinstance(steps, (int, float, np.integer, np.floating)):
+        raise TypeError(f"steps={steps!r} must be a whole number.")
+    if not 0 <= steps <= _MOST_STEPS or steps != int(steps):
+        raise ValueError(
+            f"steps={steps} must be a whole number of at least 0 and at most {_MOST_STEPS}."
+        )
+    return int(steps)
 
 
 def rounded_up(epsilon: float) -> str:

@@ -5,10 +5,12 @@ Knows the plan and the optimizer's step count; pure text, nothing is drawn or tr
 """
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from tf_subjectdp.algorithms import Guarantee
-from tf_subjectdp.plans import Plan, rounded_up
+from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT
+from tf_subjectdp.plans import Plan, check_delta, rounded_up
 
 _WIDTH = 92
 _SOURCES = {
@@ -75,7 +77,7 @@ def privacy_statement(
         ),
         _noise_sentence(plan.noise_multiplier, plan.algorithm.clip_norm, plan.divisor),
         _accountant_sentence(plan),
-        _not_covered(plan.stats.k_source == "data"),
+        _not_covered(plan.stats.k_source == "data", not plan.stats.sizes_public),
     ]
     if engine:
         paragraphs.append(f"Technical: {engine}.")
@@ -83,9 +85,43 @@ def privacy_statement(
 
 
 def optimizer_statement(
-    optimizer: Any, *, delta: float | None = None, engine: str | None = None
+    optimizer: Any,
+    *,
+    delta: float | None = None,
+    engine: str | None = None,
+    others: Sequence[tuple[Plan | None, int]] = (),
 ) -> str:
-    """The statement of a `DPOptimizer`; without a plan it cannot state an epsilon."""
+    """The statement of a `DPOptimizer`; without a plan it cannot state an epsilon.
+
+    Args:
+      optimizer: the optimizer.
+      delta: None takes the plan's, or a tenth of 1 / subjects.
+      engine: how the sums were computed, for the technical lines.
+      others: (plan, steps) of everything released of the same weights under other plans.
+    """
+    earlier = _layout([_earlier_sentence(plan, steps, delta) for plan, steps in others])
+    statement = _own_statement(optimizer, delta, engine)
+    return "\n\n".join(part for part in (statement, earlier) if part)
+
+
+def _earlier_sentence(plan: Plan | None, steps: int, delta: float | None) -> str:
+    if plan is None:
+        spent = "without a plan, so no epsilon can be stated for them"
+    else:
+        delta = _delta(plan, delta)
+        spent = (
+            f"in another run ({type(plan.algorithm).__name__}, noise multiplier "
+            f"{plan.noise_multiplier:.6g}), which spent epsilon "
+            f"{rounded_up(plan.epsilon(delta, steps=steps))} at delta = {delta:g} per {plan.unit}"
+        )
+    return (
+        f"BESIDE THIS: the same model was trained for {steps} steps {spent}. The figures compose: what "
+        "is promised in all is at most the sum of the epsilons at the sum of the deltas, for changes of "
+        "the data that both cover."
+    )
+
+
+def _own_statement(optimizer: Any, delta: float | None, engine: str | None) -> str:
     steps = optimizer.steps_taken
     if optimizer.plan is not None:
         return privacy_statement(
@@ -106,7 +142,7 @@ def optimizer_statement(
             "was really used, or train with a plan."
         ),
         _noise_sentence(optimizer.noise_multiplier, algorithm.clip_norm, optimizer.divisor),
-        _not_covered(True),
+        _not_covered(True, True),
     ]
     if engine:
         paragraphs.append(f"Technical: {engine}.")
@@ -115,9 +151,7 @@ def optimizer_statement(
 
 def _delta(plan: Plan, delta: float | None) -> float:
     if delta is not None:
-        if not 0.0 < delta < 1.0:
-            raise ValueError(f"delta={delta} must lie strictly between 0 and 1.")
-        return delta
+        return check_delta(delta)
     return plan.delta if plan.delta is not None else 0.1 / plan.facts.n_subjects
 
 
@@ -130,9 +164,30 @@ def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
     promise = " This is the plan's promise." if unit == plan.unit else ""
     if unit == "item":
         promise += " It says nothing about a person's other items."
+        promise += _above_subject(plan, epsilon, steps, delta)
     return (
         f"Per {unit}: epsilon = {rounded_up(epsilon)} at delta = {delta:g}, for {guarantee.adjacency}."
         f"{promise} Why: {guarantee.reason}."
+    )
+
+
+def _above_subject(plan: Plan, epsilon: float, steps: int, delta: float) -> str:
+    """Why the figure per item is above that per subject; empty where it is not."""
+    try:
+        subject = plan.guarantee("subject")
+    except ValueError:
+        return ""
+    if epsilon <= plan.epsilon(delta, unit="subject", steps=steps):
+        return ""
+    if subject.adjacency == ADD_OR_REMOVE_SUBJECT:
+        return (
+            " It is above the figure per subject because one item may replace what a subject adds to "
+            "a step, and replacing is more than adding or removing."
+        )
+    # A change of one item is then among the changes that the subject's promise is about.
+    return (
+        " It is above the figure per subject only because its bound is looser: that one holds for "
+        "an item too."
     )
 
 
@@ -153,8 +208,9 @@ def _step_cap(plan: Plan) -> str:
 def _noise_sentence(noise_multiplier: float, clip_norm: float, divisor: float) -> str:
     return (
         f"Noise: Gaussian, standard deviation {noise_multiplier:.6g} x {clip_norm:g} (noise multiplier "
-        f"x clip norm) on every coordinate of the clipped sum, drawn afresh at every step from the "
-        f"operating system's entropy; then divided by {divisor:.6g}."
+        f"x clip norm) on every coordinate of the clipped sum, drawn afresh at every step with a "
+        f"key that no seed fixes and the operating system's entropy goes into; then "
+        f"divided by {divisor:.6g}."
     )
 
 
@@ -167,7 +223,7 @@ def _accountant_sentence(plan: Plan) -> str:
     return f"Accountant: {engine}."
 
 
-def _not_covered(data_dependent: bool) -> str:
+def _not_covered(k_from_data: bool, sizes_from_data: bool) -> str:
     items = [
         "metrics, losses and shares of clipped items shown while training or evaluating on people's "
         "data",
@@ -177,10 +233,14 @@ def _not_covered(data_dependent: bool) -> str:
         "attacks on floating-point rounding of the noise",
         "predictions that a model makes about a person from what it learned about others",
     ]
-    if data_dependent:
-        items.insert(
-            2, "constants read from the data (items a subject, numbers of rows and subjects)"
+    constants = ["items a subject"] if k_from_data else []
+    if sizes_from_data:
+        constants.append(
+            "numbers of rows and subjects, and through them the rate, the divisor and the steps "
+            "that epochs= comes to"
         )
+    if constants:
+        items.insert(2, f"constants read from the data ({'; '.join(constants)})")
     return "NOT covered: " + "; ".join(items) + "."
 
 

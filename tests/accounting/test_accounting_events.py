@@ -167,3 +167,41 @@ def test_compose_refuses_what_is_not_a_list_of_events_and_counts():
         acc.compose([(acc.item_event(0.1, 1.0), 2.0)])
     with pytest.raises(ValueError, match="count must be at least 0"):
         acc.compose([(acc.item_event(0.1, 1.0), -1)])
+
+
+def test_group_event_of_very_many_items_is_exact_or_refused():
+    event = acc.group_event(1e-8, 10**9, 20.0)
+    j = np.array(event.sensitivities)
+    exact = stats.poisson.pmf(j[:30], 10.0)
+    np.testing.assert_allclose(event.sampling_probs[:30], exact, rtol=1e-5)
+    for k in (10**9 + 1, 10**12, 10**400):
+        with pytest.raises(ValueError, match="k must be at most 1000000000"):
+            acc.group_event(1e-9, k, 20.0)
+
+
+@pytest.mark.parametrize("noise", [10**400, 1e-200, 1e200])
+def test_noise_beyond_the_arithmetic_is_refused(noise):
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        acc.item_event(0.1, noise)
+
+
+def test_a_number_of_steps_beyond_the_arithmetic_is_refused():
+    event = acc.item_event(0.1, 5.0)
+    with pytest.raises(ValueError, match="steps must be at most"):
+        acc.epsilon(event, 10**400, delta=1e-5)
+    with pytest.raises(ValueError, match="steps must be at most"):
+        acc.epsilon(acc.compose([(event, 2**50)]), 2**50, delta=1e-5)
+
+
+def test_what_is_no_list_and_no_engine_is_named():
+    with pytest.raises(TypeError, match="compose takes a list"):
+        acc.compose(None)
+    with pytest.raises(TypeError, match="sensitivities must be a list"):
+        acc.revealed_event(None, None, 1.0)
+    with pytest.raises(ValueError, match="engine must be"):
+        acc.epsilon(acc.item_event(0.1, 1.0), delta=1e-5, engine=np.array(["pld", "rdp"]))
+
+
+def test_a_fixed_size_step_with_very_much_noise_has_a_small_epsilon():
+    event = acc.fixed_size_event(100, 10, 1e30)
+    assert 0.0 <= acc.epsilon(event, delta=1e-5, engine="rdp") < 1e-2

@@ -255,3 +255,9 @@ def test_seeds_that_are_no_seeds_are_refused():
     for seed in (1.5, True, "7"):
         with pytest.raises(TypeError, match="seed is"):
             fresh_rng(seed)
+
+
+@pytest.mark.parametrize("size", [10**400, 1e300, 1e-200])
+def test_a_batch_beyond_the_arithmetic_is_refused(size):
+    with pytest.raises(ValueError, match="expected_batch_size is"):
+        PoissonItems(size)

@@ -109,3 +109,19 @@ def test_prints_short_and_without_the_counts():
     lines = str(stats).splitlines()
     assert len(lines) == 4 and max(map(len, lines)) < 80
     assert "2,000" in lines[0] and "6,000" in lines[1] and "read from the data" in lines[3]
+
+
+def test_counts_whose_sum_overflows_are_refused():
+    with pytest.raises(ValueError, match="counts add up to 1.38e\\+19 items"):
+        SubjectStats.from_counts([2**62] * 3)
+
+
+def test_only_public_figures_have_public_sizes():
+    public = SubjectStats.public(n_items=10, n_subjects=5, max_items=4)
+    assert public.sizes_public and SubjectStats.from_config(public.get_config()).sizes_public
+    assert not SubjectStats.from_ids(IDS).bounded(2).sizes_public
+
+
+def test_a_source_that_is_a_list_is_named():
+    with pytest.raises(ValueError, match=r"k_source is \['data'\]"):
+        SubjectStats(n_items=1, n_subjects=1, max_items=1, k_source=["data"])

@@ -10,6 +10,11 @@ from typing import Any
 #: Below this delta the truncated tails of the loss distributions would no longer be negligible.
 SMALLEST_PLD_DELTA = 1e-25
 
+#: Above this a float64 no longer tells whole numbers apart.
+LARGEST_INTEGER = 2**53
+# Outside of these the squares of lengths would leave the range of float64.
+_SMALLEST_NOISE, _LARGEST_LENGTH = 1e-50, 1e50
+
 
 def _real(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -22,14 +27,19 @@ def _real(name: str, value: Any) -> float:
             raise TypeError(
                 f"{name} must be a real number, got {value!r} of type {type(value).__name__}."
             ) from None
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(
+            f"{name} is {value!r}, above the range of a float (1.8e308); pass a smaller number."
+        ) from None
     if math.isnan(number):
         raise ValueError(f"{name} is NaN; pass a real number.")
     return number
 
 
-def integer(name: str, value: Any, minimum: int) -> int:
-    """Returns `value` as an int of at least `minimum` (TypeError or ValueError otherwise)."""
+def integer(name: str, value: Any, minimum: int, maximum: int = LARGEST_INTEGER) -> int:
+    """Returns `value` as an int in [minimum, maximum] (TypeError or ValueError otherwise)."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(
             f"{name} must be an integer, got {value!r} of type {type(value).__name__}; "
@@ -37,6 +47,11 @@ def integer(name: str, value: Any, minimum: int) -> int:
         )
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}.")
+    if value > maximum:
+        raise ValueError(
+            f"{name} must be at most {maximum}, got {value}: this arithmetic ends there; pass a "
+            f"smaller number."
+        )
     return int(value)
 
 
@@ -60,6 +75,11 @@ def noise(name: str, value: Any) -> float:
             f"{name} must be finite and >= 0 (noise standard deviation divided by clip_norm), "
             f"got {number:g}; 0 is accepted and means 'not private'."
         )
+    if number > _LARGEST_LENGTH or 0.0 < number < _SMALLEST_NOISE:
+        raise ValueError(
+            f"{name} must be 0 or between {_SMALLEST_NOISE:g} and {_LARGEST_LENGTH:g}, got "
+            f"{number:g}: this arithmetic ends there; pass 0 for no noise."
+        )
     return number
 
 
@@ -70,6 +90,11 @@ def sensitivity(name: str, value: Any) -> float:
         raise ValueError(
             f"{name} must be finite and >= 0 (in units of clip_norm), got {number:g}; a "
             f"sensitivity is the distance that one unit can move the sum."
+        )
+    if number > _LARGEST_LENGTH:
+        raise ValueError(
+            f"{name} must be at most {_LARGEST_LENGTH:g}, got {number:g}: this arithmetic ends "
+            f"there; clip to a smaller norm."
         )
     return number
 
@@ -98,6 +123,6 @@ def target_epsilon(value: Any, *, allow_zero: bool) -> float:
 
 def engine(value: Any) -> str:
     """Returns the name of an engine, "pld" or "rdp" (ValueError otherwise)."""
-    if value not in ("pld", "rdp"):
+    if not isinstance(value, str) or value not in ("pld", "rdp"):
         raise ValueError(f'engine must be "pld" or "rdp", got {value!r}.')
     return value

@@ -23,13 +23,14 @@ from typing import Any
 import attr
 import dp_accounting
 import numpy as np
-from scipy import special
 
 from tf_subjectdp.accounting import _checks
 
 # Binomial atoms whose joint probability is below this are moved to the largest sensitivity
 # (upwards, hence pessimistic), so that an event of k = 5,000 items holds some tens of numbers.
 _NEGLIGIBLE_MASS = 1e-60
+# Above this many items the window of the binomial law no longer fits into memory.
+_MOST_GROUPED_ITEMS = 10**9
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -138,7 +139,7 @@ def group_event(
 
     Args:
       q: probability that one item is in the batch, in [0, 1].
-      k: largest number of items of a subject, >= 1.
+      k: largest number of items of a subject, in [1, 1e9].
       noise_multiplier: noise standard deviation divided by C, finite, >= 0.
       max_items_per_subject: largest number of items of one subject kept in a batch, >= 1, or None.
 
@@ -146,7 +147,7 @@ def group_event(
       ValueError, TypeError: an argument is out of its range; the message names it.
     """
     q = _checks.probability("q", q)
-    k = _checks.integer("k", k, 1)
+    k = _checks.integer("k", k, 1, _MOST_GROUPED_ITEMS)
     noise_multiplier = _checks.noise("noise_multiplier", noise_multiplier)
     cap = k
     if max_items_per_subject is not None:
@@ -169,14 +170,10 @@ def _capped_binomial(k: int, q: float, cap: int) -> tuple[np.ndarray, np.ndarray
     low = max(0, math.floor(k * q - spread))
     high = min(k, math.ceil(k * q + spread))
     j = np.arange(low, high + 1, dtype=np.float64)
-    log_pmf = (
-        special.gammaln(k + 1.0)
-        - special.gammaln(j + 1.0)
-        - special.gammaln(k - j + 1.0)
-        + j * math.log(q)
-        + (k - j) * math.log1p(-q)
-    )
-    pmf = np.exp(log_pmf)
+    # By the ratios of neighbours: logarithms of factorials would cancel in a large k.
+    ratios = np.log((k - j[:-1]) / j[1:]) + (math.log(q) - math.log1p(-q))
+    log_pmf = np.concatenate(([0.0], np.cumsum(ratios)))
+    pmf = np.exp(log_pmf - log_pmf.max())
     pmf /= pmf.sum()
     first = int(np.searchsorted(np.cumsum(pmf), _NEGLIGIBLE_MASS))
     upper = np.cumsum(pmf[::-1])[::-1]
@@ -240,6 +237,9 @@ def revealed_event(
     Raises:
       ValueError, TypeError: an argument is out of its range, or the lengths differ.
     """
+    for name, values in (("sensitivities", sensitivities), ("probabilities", probabilities)):
+        if not isinstance(values, Iterable):
+            raise TypeError(f"{name} must be a list of numbers, got {values!r}.")
     sens = tuple(_checks.sensitivity("sensitivities", c) for c in sensitivities)
     probs = tuple(_checks.probability("probabilities", v) for v in probabilities)
     noise_multiplier = _checks.noise("noise_multiplier", noise_multiplier)
@@ -358,6 +358,8 @@ def compose(
       TypeError: an entry is not a pair of a `DpEvent` and an integer.
       ValueError: a count is negative.
     """
+    if not isinstance(events_and_counts, Iterable):
+        raise TypeError(f"compose takes a list of pairs (event, count), got {events_and_counts!r}.")
     return dp_accounting.ComposedDpEvent(tuple(_self_composed(pair) for pair in events_and_counts))
 
 

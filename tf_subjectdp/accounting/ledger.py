@@ -80,7 +80,7 @@ def ledger(event: dp_accounting.DpEvent, steps: int) -> Ledger:
                 f"{type(current).__name__}; make one with item_event, group_event, ..."
             )
         if isinstance(current, dp_accounting.SelfComposedDpEvent):
-            stack.append((current.event, count * _checks.integer("count", current.count, 0)))
+            stack.append((current.event, _times(count, current.count)))
             continue
         if isinstance(current, dp_accounting.ComposedDpEvent):
             stack.extend((part, count) for part in reversed(current.events))
@@ -91,8 +91,13 @@ def ledger(event: dp_accounting.DpEvent, steps: int) -> Ledger:
             nonprivate = nonprivate or count > 0
             continue
         if mechanism is not None and count > 0:
-            counts[mechanism] = counts.get(mechanism, 0) + count
+            counts[mechanism] = _checks.integer("steps", counts.get(mechanism, 0) + count, 0)
     return Ledger(_merge_gaussians(counts), nonprivate)
+
+
+def _times(count: int, inner: Any) -> int:
+    """How often a composition within a composition runs; ValueError above the largest count."""
+    return _checks.integer("steps", count * _checks.integer("count", inner, 0), 0)
 
 
 def _merge_gaussians(counts: dict[Mechanism, int]) -> tuple[tuple[Mechanism, int], ...]:

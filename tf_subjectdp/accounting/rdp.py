@@ -216,7 +216,8 @@ def _fixed_size_at(mechanism: FixedSize, order: int) -> float:
         dp_accounting.SampledWithoutReplacementDpEvent(
             mechanism.population,
             mechanism.batch_size,
-            dp_accounting.GaussianDpEvent(mechanism.noise_multiplier),
+            # More noise than this is counted as this much: its logarithms would cancel.
+            dp_accounting.GaussianDpEvent(min(mechanism.noise_multiplier, 1e6)),
         )
     )
     # The accountant only tells epsilon(delta): its conversion is undone. delta is so small that the

@@ -7,6 +7,7 @@ Knows `accounting` events and `clipping` partitions; imports nothing else of the
 import abc
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import dp_accounting
@@ -21,6 +22,13 @@ from tf_subjectdp.clipping import BatchPartition
 # above the other, the bound or its noise is no longer a float32 number.
 _SMALLEST_CLIP_NORM = 1e-10
 _LARGEST_CLIP_NORM = 1e30
+# A cap above this is no number of items, and a float64 no longer tells such numbers apart.
+_LARGEST_CAP = 2**53
+# Below this noise (but 0) the accountant's arithmetic ends.
+_SMALLEST_NOISE = 1e-50
+_LARGEST_NOISE = 1e50
+# A hypergeometric law with more values than this is not worth its memory.
+_MOST_ITEMS_IN_LAW = 10**7
 
 ADD_OR_REMOVE_SUBJECT = "adding or removing one subject with all of their items"
 REPLACE_SUBJECT = "replacing the contents of all items of one subject, in place"
@@ -87,6 +95,12 @@ class SamplingFacts:
     def items_law(self) -> tuple[np.ndarray, np.ndarray]:
         """Law of the number of the largest subject's items in one batch of a fixed size."""
         size = self.rows_in_batch
+        if min(self.max_items, size) > _MOST_ITEMS_IN_LAW:
+            raise ValueError(
+                f"max_items={self.max_items} with batches of {size} rows: the law of a subject's "
+                f"items in a batch is computed up to {_MOST_ITEMS_IN_LAW} items; bound them with "
+                "max_items_per_subject=, or use smaller batches."
+            )
         counts = np.arange(min(self.max_items, size) + 1)
         law = stats.hypergeom(self.n_items, self.max_items, size).pmf(counts)
         # SciPy's logarithms of factorials lose digits in large tables: the sum is off by 1e-9.
@@ -134,19 +148,31 @@ class Guarantee:
         )
 
     def total(self, steps: int) -> dp_accounting.DpEvent:
-        """The first event, composed over `steps` steps: accepted by any accountant."""
+        """The first event, composed over `steps` steps: `tf_subjectdp.accounting` knows it always,
+        dp_accounting's accountants where it is an event of dp_accounting's own."""
         return accounting.compose([(self.events[0], self.times(steps))])
 
 
 def check_noise_multiplier(value: float) -> float:
     """Returns a noise multiplier as a float; ValueError unless it is finite and at least 0."""
-    return _finite("noise_multiplier", value, lambda v: v >= 0.0, "at least 0")
+    value = _finite("noise_multiplier", value, lambda v: v >= 0.0, "at least 0")
+    if value > _LARGEST_NOISE or 0.0 < value < _SMALLEST_NOISE:
+        raise ValueError(
+            f"noise_multiplier={value} must be 0 or between {_SMALLEST_NOISE} and "
+            f"{_LARGEST_NOISE}, where the accountant's arithmetic ends; use 0.0 for no noise."
+        )
+    return value
 
 
 def _finite(name, value, holds, bound) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name}={value!r} must be a number.")
-    value = float(value)
+    try:
+        value = float(value)
+    except OverflowError:
+        raise ValueError(
+            f"{name}={value} must be finite and {bound}; it is above the range of a float."
+        ) from None
     if not math.isfinite(value) or not holds(value):
         raise ValueError(f"{name}={value} must be finite and {bound}.")
     return value
@@ -160,6 +186,10 @@ def check_cap(name: str, value: int | None) -> int | None:
         raise TypeError(f"{name}={value!r} must be an integer or None.")
     if value < 1:
         raise ValueError(f"{name}={value} must be at least 1; use None for no cap.")
+    if value > _LARGEST_CAP:
+        raise ValueError(
+            f"{name}={value} must be at most {_LARGEST_CAP}; use None for no cap in a batch."
+        )
     return int(value)
 
 
@@ -235,9 +265,16 @@ def register_algorithm(cls: type[Algorithm]) -> type[Algorithm]:
 
 
 def algorithm_from_config(config: dict[str, Any]) -> Algorithm:
-    """Rebuilds an algorithm from `Algorithm.get_config()`; ValueError for an unknown name."""
+    """Rebuilds an algorithm from `Algorithm.get_config()`; ValueError for any other config."""
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config={config!r} must be a dict made by get_config() of an algorithm.")
     config = dict(config)
     name = config.pop("name", None)
-    if name not in _ALGORITHMS:
+    if not isinstance(name, str) or name not in _ALGORITHMS:
         raise ValueError(f"algorithm {name!r} is unknown; known are {sorted(_ALGORITHMS)}.")
-    return _ALGORITHMS[name](**config)
+    try:
+        return _ALGORITHMS[name](**config)
+    except TypeError as error:
+        raise ValueError(
+            f"{config!r} is no config of {name}: {error}; pass what its get_config() returned."
+        ) from None

@@ -229,7 +229,7 @@ def _output_specs(row_function: RowFunction, row_spec: Any) -> Any:
     losses, predictions = outputs
     # A mean over the rows cannot be told apart again; and [n, 1] times the scales [n] would
     # broadcast to [n, n], every row weighted with the scales of all.
-    if losses.shape.rank is not None and (losses.shape.rank != 1 or losses.shape[0] == 1):
+    if losses.shape.rank is not None and (losses.shape.rank != 1 or losses.shape[0] is not None):
         raise ValueError(
             f"row_function returned losses of shape {losses.shape}; it must return one number a "
             "row, shape [n]: leave out the mean over the rows (reduction='none'), and reduce or "

@@ -7,6 +7,7 @@ Knows the plan's mark; imports TensorFlow and the plan's type alone.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tf_subjectdp.plans import Plan
@@ -24,17 +25,29 @@ class People(NamedTuple):
       subject: integer or string [B], the person of each row.
       mask: bool [B], False for padding rows.
       weight: float32 [B], sample weights.
-      begins_epoch: bool scalar, whether a pass over shuffled data begins.
       seeded: bool scalar, whether the batch was drawn with a seed.
-      plan: int64, the fingerprint of the plan that drew the batch; None for none.
+      draw: how the batch was drawn; None if no plan drew it.
     """
 
     subject: tf.Tensor
     mask: tf.Tensor
     weight: tf.Tensor
-    begins_epoch: tf.Tensor
     seeded: tf.Tensor
-    plan: tf.Tensor | None
+    draw: "Draw | None"
+
+
+class Draw(NamedTuple):
+    """Which draw a batch is.
+
+    Attributes:
+      plan: int64 scalar, the fingerprint of the plan that drew it.
+      number: int64 scalar, drawn anew for each pass over the plan's dataset.
+      step: int64 scalar, the number of the step in its pass.
+    """
+
+    plan: tf.Tensor
+    number: tf.Tensor
+    step: tf.Tensor
 
 
 def people_of(extras: Any) -> People:
@@ -49,16 +62,48 @@ def people_of(extras: Any) -> People:
             f"the batch's third part ({keys}) has no 'subject', the person of each row. {NEEDS_DATASET}"
         )
     subject = tf.convert_to_tensor(extras["subject"])
+    if not (subject.dtype.is_integer or subject.dtype == tf.string) or subject.shape.rank != 1:
+        raise ValueError(
+            f"'subject' has type {subject.dtype.name} and shape {subject.shape}: pass one integer or "
+            "string a row."
+        )
     ones = tf.ones(tf.shape(subject), tf.float32)
-    mark = extras.get("plan")
-    return People(
-        subject=subject,
-        mask=tf.convert_to_tensor(extras.get("mask", tf.cast(ones, tf.bool))),
-        weight=tf.cast(extras.get("weight", ones), tf.float32),
-        begins_epoch=tf.reduce_any(extras.get("begins_epoch", False)),
-        seeded=tf.reduce_any(extras.get("seeded", False)),
-        plan=None if mark is None else tf.convert_to_tensor(mark),
-    )
+    mask = tf.convert_to_tensor(extras.get("mask", tf.cast(ones, tf.bool)))
+    weight = tf.cast(extras.get("weight", ones), tf.float32)
+    if mask.dtype != tf.bool or mask.shape.rank != 1:
+        raise ValueError(
+            f"'mask' has type {mask.dtype.name} and shape {mask.shape}: pass one bool a row."
+        )
+    parts = [extras.get(name) for name in ("plan", "pass", "step")]
+    # Keras 2's `train_on_batch` wants a leading axis on every part.
+    drawn = None if None in parts else Draw(*(tf.reshape(part, [-1])[0] for part in parts))
+    return People(subject, mask, weight, tf.reduce_any(extras.get("seeded", False)), drawn)
+
+
+def check_lengths(rows: Any, people: People) -> list[Any]:
+    """What the step must wait for: as many rows everywhere as there are people.
+
+    Raises:
+      ValueError: parts whose lengths are known and differ.
+    """
+    parts = [*tf.nest.flatten(rows), people.subject, people.mask]
+    known = sorted({t.shape[0] for t in parts if t.shape.rank and t.shape[0] is not None})
+    if len(known) > 1 or any(t.shape.rank == 0 for t in parts):
+        shapes = [tuple(t.shape) for t in parts]
+        raise ValueError(
+            f"rows, 'subject' and 'mask' have the shapes {shapes}: they need one leading axis of the "
+            "same length."
+        )
+    count = tf.shape(people.subject)[0]
+    guards = [
+        tf.debugging.Assert(
+            tf.equal(tf.shape(t)[0], count),
+            ["Rows and people differ in number:", tf.shape(t), count],
+        )
+        for t in parts
+        if t.shape[0] is None
+    ]
+    return [guard for guard in guards if guard is not None]
 
 
 def split_element(element: Any) -> tuple[Any, Any, Any]:
@@ -75,7 +120,7 @@ def split_element(element: Any) -> tuple[Any, Any, Any]:
     return parts[0], parts[1], parts[2]
 
 
-def check_mark(mark: Any, plan: Plan | None) -> list[Any]:
+def check_mark(draw: Draw | None, plan: Plan | None) -> list[Any]:
     """Refuses a batch that no dataset of the plan drew, however it came to the step.
 
     Returns:
@@ -83,18 +128,25 @@ def check_mark(mark: Any, plan: Plan | None) -> list[Any]:
     """
     if plan is None:
         return []
-    if mark is None:
+    if draw is None:
         raise ValueError(
             "this batch was not drawn by the plan, whose epsilon would not hold for it; take batches "
             "from plan.dataset(x, y, subject_id), e.g. train_on_batch(*batch)."
         )
     guard = tf.debugging.Assert(
-        tf.reduce_all(tf.equal(mark, tf.constant(plan.fingerprint, tf.int64))),
+        tf.equal(draw.plan, tf.constant(plan.fingerprint, tf.int64)),
         [
             "The sampling of this batch is not that of the plan: take batches from plan.dataset(...)."
         ],
     )
     return [] if guard is None else [guard]
+
+
+def whole(name: str, value: Any, least: int = 0) -> int:
+    """An argument of `fit` as an int; ValueError unless it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least {least}.")
+    return int(value)
 
 
 def batch_spec(value: Any) -> tf.TensorSpec:

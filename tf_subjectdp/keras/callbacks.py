@@ -6,14 +6,18 @@ Knows `PrivateModel` and its plan. Imports Keras, `trackers` and the plan's meth
 
 import json
 import math
+import numbers
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tf_subjectdp.keras.trackers import EPSILON_POINTS
+from tf_subjectdp.keras import compat
+from tf_subjectdp.keras.trackers import EPSILON_POINTS, NAMES
+from tf_subjectdp.plans import UNITS
 
 
 def _plan_of(callback: Any) -> Any:
@@ -24,6 +28,10 @@ def _plan_of(callback: Any) -> Any:
             "compile(optimizer=plan.optimizer(inner))."
         )
     return plan
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (numbers.Real, np.floating)) and not isinstance(value, bool)
 
 
 def steps_within(epsilon_of: Callable[[int], float], budget: float, most: int) -> int:
@@ -48,10 +56,12 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
 
     def __init__(self, epsilon: float, *, delta: float | None = None, unit: str | None = None):
         super().__init__()
-        if not isinstance(epsilon, (int, float)) or not math.isfinite(epsilon) or epsilon <= 0:
-            raise ValueError(f"epsilon={epsilon!r} must be finite and above 0.")
-        if delta is not None and not 0.0 < delta < 1.0:
-            raise ValueError(f"delta={delta} must lie strictly between 0 and 1.")
+        if not _is_number(epsilon) or not math.isfinite(epsilon) or epsilon <= 0:
+            raise ValueError(f"epsilon={epsilon!r} must be a finite number above 0.")
+        if delta is not None and not (_is_number(delta) and 0.0 < delta < 1.0):
+            raise ValueError(f"delta={delta!r} must be a number strictly between 0 and 1.")
+        if unit not in (None, *UNITS):
+            raise ValueError(f"unit={unit!r} is unknown; use one of {UNITS} or None.")
         self.epsilon, self.delta, self.unit = float(epsilon), delta, unit
         self._allowed = 0
 
@@ -140,7 +150,7 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
 
     def __init__(self, path: str | os.PathLike, *, reserve: int = 50):
         super().__init__()
-        if isinstance(reserve, bool) or not isinstance(reserve, int) or reserve < 1:
+        if isinstance(reserve, bool) or not isinstance(reserve, (int, np.integer)) or reserve < 1:
             raise ValueError(f"reserve={reserve!r} must be an integer of at least 1.")
         self.path, self.reserve = Path(path), reserve
         self._reserved = 0
@@ -157,6 +167,8 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
         try:
             record = json.loads(self.path.read_text(encoding="utf-8"))
             steps, owner = int(record["steps"]), int(record["plan"])
+            if steps < 0:
+                raise ValueError(f"steps={steps}")
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{self.path} is not a ledger of this library ({error}); name another file, or "
@@ -171,8 +183,14 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         _plan_of(self)
-        self.recover(self.model.optimizer)
-        self._known = self.model.optimizer.steps_taken
+        optimizer = self.model.optimizer
+        self.recover(optimizer)
+        self._known = optimizer.steps_taken
+        if optimizer.steps_at_new_pass >= optimizer.plan.steps:
+            raise ValueError(
+                f"by {self.path} all {optimizer.plan.steps} steps of the plan are taken. For a new "
+                "model name a new file; to go on with this one, extend_plan."
+            )
         self._write(self._known)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -180,7 +198,8 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
         self.model.optimizer.count_lost_steps(self._known)
         taken = self._known = self.model.optimizer.steps_taken
         if taken + self._per_call() > self._reserved:
-            self._write(taken + max(self.reserve, self._per_call()))
+            planned = _plan_of(self).steps
+            self._write(min(taken + max(self.reserve, self._per_call()), max(planned, taken)))
 
     _per_call = PrivacyBudget._per_call
 
@@ -196,3 +215,32 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self.path)
+
+
+class _KeepCount(tf.keras.callbacks.Callback):
+    """Undoes what a restored backup takes from the count: the steps since were released."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self._steps = steps
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.model.optimizer.count_lost_steps(self._steps)
+
+
+def fit_callbacks(callbacks: list[Any], verbose: Any, steps_taken: int) -> list[Any]:
+    """What `PrivateModel.fit` adds to the user's callbacks, to come after them.
+
+    Args:
+      callbacks: the user's.
+      verbose: `fit`'s argument.
+      steps_taken: the count when `fit` begins.
+    """
+    added: list[Any] = [_KeepCount(steps_taken)]
+    bar = tf.keras.callbacks.ProgbarLogger
+    if not compat.KERAS_3 and verbose in ("auto", 1, True):
+        if not any(isinstance(callback, bar) for callback in callbacks):
+            # Keras 2's bar averages whatever is not one of the model's metrics, epsilon included,
+            # over the steps; these are running figures already.
+            added.append(bar(count_mode="steps", stateful_metrics=list(NAMES)))
+    return added

@@ -13,12 +13,12 @@ def raw(variable: Any) -> tf.Variable:
     return variable.value if KERAS_3 and not isinstance(variable, tf.Variable) else variable
 
 
-def counter(name: str) -> Any:
-    """An int64 scalar variable that optimizers may save, starting at 0."""
+def counter(name: str, value: int = 0) -> Any:
+    """An int64 scalar variable that optimizers may save, starting at `value`."""
     with tf.init_scope():
         if KERAS_3:
             return tf.keras.Variable(
-                lambda shape, dtype: tf.zeros(shape, dtype),
+                lambda shape, dtype: tf.fill(shape, tf.cast(value, dtype)),
                 shape=(),
                 dtype="int64",
                 trainable=False,
@@ -26,7 +26,7 @@ def counter(name: str) -> Any:
                 aggregation="only_first_replica",
             )
         return tf.Variable(
-            0,
+            value,
             name=name,
             dtype=tf.int64,
             trainable=False,

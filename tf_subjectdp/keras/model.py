@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from tf_subjectdp import clipping
 from tf_subjectdp.keras import batches, compat, validation
-from tf_subjectdp.keras.callbacks import PrivacyScalars
+from tf_subjectdp.keras.callbacks import PrivacyScalars, fit_callbacks
 from tf_subjectdp.keras.item_loss import ItemLoss
 from tf_subjectdp.keras.optimizer import DPOptimizer
+from tf_subjectdp.keras.releases import Releases
 from tf_subjectdp.keras.saving import SavesPrivacyState
 from tf_subjectdp.keras.step import private_step
 from tf_subjectdp.keras.trackers import StepTrackers
@@ -52,6 +53,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         kwargs.pop("dtype", None)
         super().__init__(name=name or f"private_{keras_model.name}", dtype="float32", **kwargs)
         self.inner_model = keras_model
+        self._releases = Releases(keras_model)
         self._item_loss: ItemLoss | None = None
         self._engine_choice: tuple[str, str] | None = None
         self._checked_spec: Any = None
@@ -93,12 +95,15 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
                 "jit_compile=True cannot compile the clipping engine's loops and the operating "
                 "system's entropy; leave it out."
             )
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        strategies = (tf.distribute.get_strategy(), getattr(self, "distribute_strategy", None))
+        replicas = max(s.num_replicas_in_sync for s in strategies if s is not None)
         if replicas > 1:
             raise ValueError(
                 f"the strategy has {replicas} replicas, which would see parts of one person each, and "
                 "no clipping rule holds across them; train on one device."
             )
+        self._note_releases()
+        self._releases.hand_over(optimizer)
         self._item_loss = ItemLoss(
             loss, loss_weights, getattr(self.inner_model, "output_names", None) or ()
         )
@@ -142,12 +147,19 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         if optimizer.plan is not None:
             self._check_budget(x, optimizer, kwargs)
         self._prepare(x.element_spec)
-        self._show_epsilon(kwargs.get("callbacks"))
+        callbacks = _flat(kwargs.pop("callbacks", None))
+        self._show_epsilon(callbacks)
         before = self._trackers.total_non_finite()
+        extra = fit_callbacks(callbacks, kwargs.get("verbose", "auto"), optimizer.steps_taken)
         try:
-            return super().fit(x, **kwargs)
+            return super().fit(x, callbacks=[*callbacks, *extra], **kwargs)
         finally:
+            self._note_releases()
             self._warn_non_finite(self._trackers.total_non_finite() - before)
+
+    def _note_releases(self) -> None:
+        if isinstance(getattr(self, "optimizer", None), DPOptimizer):
+            self._releases.record(self.optimizer)
 
     def _optimizer(self) -> DPOptimizer:
         optimizer = getattr(self, "optimizer", None)
@@ -167,21 +179,34 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
 
     def _check_budget(self, dataset: tf.data.Dataset, optimizer: DPOptimizer, kwargs: dict) -> None:
         available = int(dataset.cardinality().numpy())
-        passes = int(kwargs.get("epochs", 1)) - int(kwargs.get("initial_epoch") or 0)
+        epochs = batches.whole("epochs", kwargs.get("epochs", 1))
+        passes = max(epochs - batches.whole("initial_epoch", kwargs.get("initial_epoch") or 0), 0)
         per_epoch = kwargs.get("steps_per_epoch")
-        if per_epoch is None:
+        if per_epoch is None or batches.whole("steps_per_epoch", per_epoch, 1) == available:
+            # Keras starts the dataset anew at each epoch.
             requested = passes * available
         else:
             requested = min(passes * int(per_epoch), available)
-        taken = optimizer.steps_at_new_pass
-        if taken + requested > optimizer.plan.steps:
-            left = max(optimizer.plan.steps - taken, 0)
-            raise ValueError(
-                f"fit asks for {requested} steps, and {left} of the plan's {optimizer.plan.steps} are "
-                f"left ({taken} taken). Ask for less (dataset.take({left}), or steps_per_epoch= and "
-                "epochs=), or pay for more: model.extend_plan(epochs=...) or (steps=...), which "
-                "raises epsilon."
+        taken, planned = optimizer.steps_at_new_pass, optimizer.plan.steps
+        if taken + requested <= planned:
+            return
+        left = max(planned - taken, 0)
+        hints = []
+        if per_epoch is None and passes > 1:
+            hints.append(
+                "one pass over plan.dataset is the whole plan: leave epochs= out, or pass "
+                "steps_per_epoch=plan.steps_per_epoch, epochs=plan.epochs"
             )
+        if left:
+            hints.append(f"take the {left} steps that are left with fit(dataset.take({left}))")
+        hints.append(
+            "pay for more with model.extend_plan(epochs=...) or (steps=...), the new totals; epsilon "
+            "then rises"
+        )
+        raise ValueError(
+            f"fit asks for {requested} steps, and {left} of the plan's {planned} are left ({taken} "
+            f"taken). You may: {'; or '.join(hints)}."
+        )
 
     def _prepare(self, element_spec: Any) -> None:
         """Builds and checks the model and chooses the engine, before anything is traced."""
@@ -264,7 +289,9 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         }
         optimizer = self._optimizer()
         # Refused out here: a trace that fails half-way leaves Keras 2 with a function that does nothing.
-        batches.check_mark(extras.get("plan"), optimizer.plan)
+        people = batches.people_of(extras)
+        batches.check_mark(people.draw, optimizer.plan)
+        batches.check_lengths((x, y), people)
         self._prepare(tf.nest.map_structure(batches.batch_spec, (x, y, extras)))
         return super().train_on_batch(x, y, extras, **kwargs)
 
@@ -301,7 +328,15 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         return self._optimizer().plan
 
     def extend_plan(self, *, epochs: float | None = None, steps: int | None = None) -> Plan:
-        """Allows more steps with the same noise; epsilon rises. Returns the longer plan."""
+        """Allows more steps with the same noise; epsilon rises.
+
+        Args:
+          epochs: the new total number of epochs, not the additional ones; or
+          steps: the new total number of steps.
+
+        Returns:
+          The longer plan.
+        """
         optimizer = self._optimizer()
         if optimizer.plan is None:
             raise ValueError("the optimizer has no plan to extend.")
@@ -314,10 +349,12 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         from tf_subjectdp.statement import optimizer_statement
 
         engine = self._engine_choice[1] if self._engine_choice else None
-        return optimizer_statement(self._optimizer(), delta=delta, engine=engine)
+        optimizer = self._optimizer()
+        others = self._releases.not_counted_in(optimizer)
+        return optimizer_statement(optimizer, delta=delta, engine=engine, others=others)
 
     def _show_epsilon(self, callbacks: Any) -> None:
-        wanted = any(isinstance(callback, PrivacyScalars) for callback in _flat(callbacks))
+        wanted = any(isinstance(callback, PrivacyScalars) for callback in callbacks)
         if self._trackers.show(wanted):
             self._retrace()
 
@@ -339,4 +376,6 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
 def _flat(callbacks: Any) -> list[Any]:
     """The callbacks that `fit` was given: one, a list, or a `CallbackList`."""
     found = getattr(callbacks, "callbacks", callbacks)
+    if found is None:
+        return []
     return list(found) if isinstance(found, (list, tuple)) else [found]

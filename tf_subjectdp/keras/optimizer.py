@@ -2,14 +2,16 @@
 """`DPOptimizer`: any Keras optimizer, fed with noised sums only.
 
 Knows algorithms, the engine's options and the plan; a thin wrapper. It never sees a gradient that
-was not clipped: `apply_gradients` is refused, `apply_clipped_sum` adds the noise.
+was not clipped: `apply_gradients` is refused, and `private_step` hands over clipped sums.
 """
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_subjectdp.algorithms import (
@@ -20,6 +22,7 @@ from tf_subjectdp.algorithms import (
 )
 from tf_subjectdp.clipping import EngineOptions
 from tf_subjectdp.keras import compat
+from tf_subjectdp.keras.batches import Draw
 from tf_subjectdp.plans import Plan
 
 _INSTRUCTIONS = (
@@ -74,6 +77,8 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         if isinstance(inner, DPOptimizer):
             raise ValueError("inner is a DPOptimizer already; wrap the plain optimizer once.")
         compat.require_optimizer(inner)
+        if plan is not None and not isinstance(plan, Plan):
+            raise TypeError(f"plan must be a Plan made by plan(...), not {type(plan).__name__}.")
         if plan is not None:
             given = {
                 "algorithm": algorithm,
@@ -89,7 +94,9 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
             raise TypeError(f"algorithm={algorithm!r} must be an algorithm such as HiGradAvg(1.0).")
         if noise_multiplier is None:
             raise ValueError("noise_multiplier is missing; 0.0 is allowed and is not private.")
-        divisor = 1.0 if divisor is None else float(divisor)
+        divisor = 1.0 if divisor is None else divisor
+        if isinstance(divisor, bool) or not isinstance(divisor, numbers.Real):
+            raise TypeError(f"divisor={divisor!r} must be a number.")
         if not math.isfinite(divisor) or divisor <= 0.0:
             raise ValueError(f"divisor={divisor} must be finite and above 0.")
         if compat.KERAS_3:
@@ -97,68 +104,97 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         else:
             super().__init__(name=name)
         self.inner = inner
-        self.algorithm = algorithm
-        self.noise_multiplier = check_noise_multiplier(noise_multiplier)
-        self.divisor = divisor
-        self.plan = plan
-        self.engine = (
-            engine if isinstance(engine, EngineOptions) else EngineOptions(**(engine or {}))
-        )
+        self._algorithm = algorithm
+        self._noise_multiplier = check_noise_multiplier(noise_multiplier)
+        self._divisor = float(divisor)
+        self._plan = plan
+        self.engine = _engine_options(engine)
         self.privacy_steps = compat.counter("privacy_steps")
         self.seeded_steps = compat.counter("seeded_steps")
+        # Not saved: another process never draws the same pass again.
+        self._last_pass = compat.counter("last_pass", -1)
+        self._last_step = compat.counter("last_step", -1)
+
+    # Read-only: what the statement says must be what the steps did.
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The clipping rule."""
+        return self._algorithm
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Noise standard deviation on the sum, divided by the clip norm."""
+        return self._noise_multiplier
+
+    @property
+    def divisor(self) -> float:
+        """The constant that divides the noised sum."""
+        return self._divisor
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan; None where the sampling is the user's word."""
+        return self._plan
 
     # -- the step ---------------------------------------------------------------------------------
 
-    def apply_clipped_sum(
+    def _release(
         self,
         total: Sequence[tf.Tensor],
         variables: Sequence[Any],
         *,
-        extra_gradients: Sequence[tf.Tensor] | None = None,
-        begins_epoch: tf.Tensor | bool = False,
-        seeded: tf.Tensor | bool = False,
+        extra_gradients: Sequence[tf.Tensor] | None,
+        draw: Draw | None,
+        seeded: tf.Tensor,
     ) -> None:
         """Counts the step, adds noise to a clipped sum, divides by the constant, and updates.
 
-        Args:
-          total: float32 tensors shaped as `variables`: the clipped sum of a batch.
-          variables: the trainable variables.
-          extra_gradients: gradients that do not depend on the data (regularisation), added after
-            the division.
-          begins_epoch: whether this batch begins a pass over shuffled data; an epoch that was
-            begun earlier then counts whole.
-          seeded: whether the batch was drawn with a seed; the statement then says so.
-
-        Raises:
-          tf.errors.InvalidArgumentError: the plan's steps are used up.
+        For `private_step` alone, which has clipped. Args: `total`, float32 tensors shaped as
+        `variables`; gradients free of data that are added after the division; which draw the batch
+        is; whether it was drawn with a seed.
         """
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if replicas > 1:
+            raise ValueError(
+                f"the strategy has {replicas} replicas, which would see parts of one person each, and "
+                "no clipping rule holds across them; train on one device."
+            )
         variables = list(variables)
         with tf.init_scope():
             self.build(variables)
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        counted = self._count_step(begins_epoch)
+        counted = self._count_step(draw)
         counted.append(compat.raw(self.seeded_steps).assign_add(tf.cast(seeded, tf.int64)))
         with tf.control_dependencies(counted):
-            # The inner optimizer sums over replicas: independent parts of the noise add up to it.
-            stddev = self.noise_multiplier * self.algorithm.clip_norm / math.sqrt(replicas)
-            noised = add_gaussian_noise(total, stddev)
-            gradients = [t / self.divisor for t in noised]
+            stddev = self.noise_multiplier * self.algorithm.clip_norm
+            gradients = [t / self.divisor for t in add_gaussian_noise(total, stddev)]
             if extra_gradients is not None:
-                gradients = [
-                    g + e / replicas for g, e in zip(gradients, extra_gradients, strict=True)
-                ]
+                gradients = [g + e for g, e in zip(gradients, extra_gradients, strict=True)]
             gradients = [
                 tf.cast(g, compat.raw(v).dtype) for g, v in zip(gradients, variables, strict=True)
             ]
             self.inner.apply_gradients(list(zip(gradients, variables, strict=True)))
 
-    def _count_step(self, begins_epoch: tf.Tensor | bool) -> list[Any]:
+    def _count_step(self, draw: Draw | None) -> list[Any]:
         counter = compat.raw(self.privacy_steps)
-        taken = tf.identity(counter)
         if self.plan is None:
             return [counter.assign_add(1)]
-        taken = tf.where(begins_epoch, self._whole_epochs(taken), taken)
-        guard = tf.debugging.Assert(
+        last_pass, last_step = compat.raw(self._last_pass), compat.raw(self._last_step)
+        new_pass = tf.not_equal(draw.number, last_pass)
+        fresh = tf.debugging.Assert(
+            new_pass | (draw.step > last_step),
+            [
+                "This batch was trained on before. The steps of a plan are independent draws: iterate "
+                "over plan.dataset(...) itself, not over a list or a cache of its batches. Step:",
+                draw.step,
+            ],
+        )
+        taken = tf.identity(counter)
+        epoch = self._epoch_length
+        if epoch > 1:
+            begins = new_pass | tf.not_equal(draw.step // epoch, last_step // epoch)
+            taken = tf.where(begins, self._whole_epochs(taken), taken)
+        budget = tf.debugging.Assert(
             taken < self.plan.steps,
             [
                 "The planned steps are used up: taken",
@@ -167,12 +203,20 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
                 "then rises.",
             ],
         )
-        with tf.control_dependencies([] if guard is None else [guard]):
-            return [counter.assign(taken + 1)]
+        with tf.control_dependencies([guard for guard in (fresh, budget) if guard is not None]):
+            return [
+                counter.assign(taken + 1),
+                last_pass.assign(draw.number),
+                last_step.assign(draw.step),
+            ]
+
+    @property
+    def _epoch_length(self) -> int:
+        return self.plan.guarantee(self.plan.unit).steps_per_event if self.plan else 1
 
     def _whole_epochs(self, taken: Any) -> Any:
         """Steps that count as taken once a pass over the data begins anew."""
-        epoch = self.plan.guarantee(self.plan.unit).steps_per_event if self.plan else 1
+        epoch = self._epoch_length
         return (taken + epoch - 1) // epoch * epoch
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:
@@ -211,6 +255,8 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         Args:
           steps: what a record outside the checkpoint says, e.g. `PrivacyLedger`'s file.
         """
+        if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 0:
+            raise ValueError(f"steps={steps!r} must be a whole number of at least 0.")
         if steps > self.steps_taken:
             compat.raw(self.privacy_steps).assign(int(steps))
 
@@ -222,6 +268,8 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         """
         if self.plan is None:
             raise ValueError("this optimizer has no plan to extend; make one with plan(...).")
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan must be a Plan, not {type(plan).__name__}; see Plan.extended.")
         free = ("steps", "target_epsilon", "delta")
         fields = [f.name for f in dataclasses.fields(Plan) if f.name not in free]
         differing = [f for f in fields if getattr(plan, f) != getattr(self.plan, f)]
@@ -230,7 +278,7 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
                 f"the new plan differs in {differing or ['steps (fewer)']}; only a longer run of the "
                 "same plan can follow: use plan.extended(epochs=...) or plan.extended(steps=...)."
             )
-        self.plan = plan
+        self._plan = plan
 
     # -- everything else is the inner optimizer's ---------------------------------------------------
 
@@ -280,10 +328,10 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         self.inner.finalize_variable_values(var_list)
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets all variables, in the order of `variables`."""
+        """Sets all variables, in the order of `variables`; counts of steps never go down."""
         self._check_count(len(weights))
         for variable, weight in zip(self.variables, weights, strict=True):
-            compat.raw(variable).assign(weight)
+            self._restore(variable, weight)
 
     def save_own_variables(self, store: Any) -> None:
         for position, variable in enumerate(self.variables):
@@ -292,7 +340,14 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
     def load_own_variables(self, store: Any) -> None:
         self._check_count(len(store.keys()))
         for position, variable in enumerate(self.variables):
-            compat.raw(variable).assign(store[str(position)][()])
+            self._restore(variable, store[str(position)][()])
+
+    def _restore(self, variable: Any, value: Any) -> None:
+        raw = compat.raw(variable)
+        if variable is self.privacy_steps or variable is self.seeded_steps:
+            # Steps that were taken since were released, whatever is loaded now.
+            value = max(int(value), int(raw.numpy()))
+        raw.assign(value)
 
     def _check_count(self, found: int) -> None:
         # Keras skips such a state with a warning; a lost step count would make epsilon too small.
@@ -338,3 +393,14 @@ class _CallableList(list):
 
     def __call__(self) -> list[Any]:
         return self
+
+
+def _engine_options(engine: Any) -> EngineOptions:
+    if isinstance(engine, EngineOptions):
+        return engine
+    known = {field.name for field in dataclasses.fields(EngineOptions)}
+    if engine is None or (isinstance(engine, dict) and set(engine) <= known):
+        return EngineOptions(**(engine or {}))
+    raise TypeError(
+        f"engine={engine!r} must be EngineOptions(...) or a dict with some of {sorted(known)}."
+    )

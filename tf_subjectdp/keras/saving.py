@@ -33,6 +33,10 @@ class SavesPrivacyState:
                 "depends on. Use save('....keras') to go on training, or "
                 "model.inner_model.save(...) / tf.saved_model.save(model.inner_model, ...) to serve."
             )
+        if kwargs.get("save_format") not in (None, "keras"):
+            raise ValueError(
+                f"save_format={kwargs['save_format']!r}: only 'keras' keeps the step count."
+            )
         self.make_optimizer_variables()
         return super().save(filepath, *args, **kwargs)
 
@@ -58,8 +62,18 @@ class SavesPrivacyState:
         Raises:
           ValueError: the file has no step count for the compiled optimizer.
         """
+        if not isinstance(getattr(self, "optimizer", None), DPOptimizer):
+            raise ValueError(
+                "compile this PrivateModel before load_weights: the file's step count, which epsilon "
+                "depends on, belongs to its optimizer."
+            )
         self.make_optimizer_variables()
-        return super().load_weights(filepath, *args, **kwargs)
+        taken = self.optimizer.steps_taken
+        try:
+            return super().load_weights(filepath, *args, **kwargs)
+        finally:
+            # A checkpoint writes into the counter itself; steps taken since it was saved stay taken.
+            self.optimizer.count_lost_steps(taken)
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """What `compile` was given, as Keras records it."""
@@ -71,9 +85,11 @@ class SavesPrivacyState:
         self.make_optimizer_variables()
 
     def get_config(self) -> dict[str, Any]:
+        self._note_releases()
         return {
             "keras_model": tf.keras.utils.serialize_keras_object(self.inner_model),
             "name": self.name,
+            "releases": self._releases.get_config(),
         }
 
     @classmethod
@@ -82,4 +98,6 @@ class SavesPrivacyState:
         inner = config.pop("keras_model")
         if not isinstance(inner, tf.keras.Model):
             inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects=custom_objects)
-        return cls(inner, name=config.get("name"))
+        model = cls(inner, name=config.get("name"))
+        model._releases.update_from_config(config.get("releases") or [])
+        return model

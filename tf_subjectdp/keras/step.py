@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_subjectdp import clipping
 from tf_subjectdp.keras import compat
-from tf_subjectdp.keras.batches import check_mark, people_of
+from tf_subjectdp.keras.batches import check_lengths, check_mark, people_of
 from tf_subjectdp.keras.optimizer import DPOptimizer
 
 
@@ -27,16 +27,27 @@ def private_step(
 ) -> clipping.ClippedSum:
     """Clips by person, adds noise, and updates `variables` once.
 
-    Use it in a loop of your own (a GAN's discriminator, several models, ...), best inside a
-    `tf.function` that is made once:
+    For a loop of your own (a GAN's discriminator, several models, ...), inside a `tf.function` that is
+    traced once:
+
+        dataset = plan.dataset(x, y, patient_id)
 
         def row_function(rows):
-            x, y = rows
-            predictions = model(x, training=True)
-            return tf.keras.losses.sparse_categorical_crossentropy(y, predictions), predictions
+            features, labels = rows
+            predictions = model(features, training=True)
+            losses = tf.keras.losses.sparse_categorical_crossentropy(labels, predictions)
+            return losses, predictions
 
-        for x, y, extras in plan.dataset(x, y, patient_id):
-            private_step(optimizer, row_function, model.trainable_variables, (x, y), extras)
+        @tf.function(input_signature=dataset.element_spec)
+        def train(features, labels, extras):
+            rows = (features, labels)
+            private_step(optimizer, row_function, model.trainable_variables, rows, extras)
+
+        for batch in dataset:
+            train(*batch)
+
+    Every optimizer of a plan may take all of the plan's steps. Two of them, for two models, release
+    twice as much: their epsilons compose.
 
     Args:
       optimizer: a `DPOptimizer`.
@@ -64,7 +75,11 @@ def private_step(
     variables = list(variables)
     tensors = [compat.raw(v) for v in variables]
     rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
+    if not variables:
+        raise ValueError("variables is empty; nothing can be trained.")
     people = people_of(extras)
+    check_mark(people.draw, optimizer.plan)
+    check_lengths(rows, people)
     partition = optimizer.algorithm.partition(people.subject, people.mask)
     if strategy is None:
         spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
@@ -80,12 +95,13 @@ def private_step(
         strategy=strategy,
         options=optimizer.engine,
     )
-    with tf.control_dependencies(check_mark(people.plan, optimizer.plan)):
-        optimizer.apply_clipped_sum(
+    guards = check_mark(people.draw, optimizer.plan) + check_lengths(rows, people)
+    with tf.control_dependencies(guards):
+        optimizer._release(
             summed.total,
             variables,
             extra_gradients=extra_gradients,
-            begins_epoch=people.begins_epoch,
+            draw=people.draw,
             seeded=people.seeded,
         )
     return summed

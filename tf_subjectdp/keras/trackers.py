@@ -12,6 +12,9 @@ import tensorflow as tf
 # Points of the run at which epsilon is computed; in between the next one is shown, so never too low.
 EPSILON_POINTS = 20
 
+# The names of what is shown.
+NAMES = ("loss", "clipped", "signal_to_noise", "epsilon")
+
 
 class StepTrackers:
     """Running means of one epoch, and the count of non-finite gradients since the beginning."""

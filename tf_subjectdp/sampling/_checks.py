@@ -7,6 +7,11 @@ import math
 import numbers
 from typing import Any
 
+# Above this a float64 no longer tells whole numbers apart.
+LARGEST = 2**53
+# A step of fewer units than this on average would need more than 2**53 steps for the first.
+SMALLEST = 1e-15
+
 
 def positive_int(name: str, value: Any) -> int:
     """`value` as an int >= 1; TypeError for anything but a whole number, ValueError below 1."""
@@ -14,6 +19,8 @@ def positive_int(name: str, value: Any) -> int:
         raise TypeError(f"{name} is {value!r} ({type(value).__name__}): pass a whole number >= 1")
     if value < 1:
         raise ValueError(f"{name} is {value}: it must be at least 1")
+    if value > LARGEST:
+        raise ValueError(f"{name} is {value}: it must be at most {LARGEST} (2**53)")
     return int(value)
 
 
@@ -21,8 +28,11 @@ def positive_number(name: str, value: Any) -> int | float:
     """`value` as a finite number above 0; TypeError for other types, ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r} ({type(value).__name__}): pass a number above 0")
-    if not math.isfinite(value) or value <= 0:
+    # compared before it is made a float: a whole number of 400 digits has none
+    if not 0 < value < math.inf:
         raise ValueError(f"{name} is {value}: it must be finite and above 0")
+    if not SMALLEST <= value <= LARGEST:
+        raise ValueError(f"{name} is {value}: it must be between {SMALLEST} and {LARGEST} (2**53)")
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 

@@ -9,6 +9,7 @@ subject -1, so that what counts them can tell them from a real row of weight 0.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -30,7 +31,6 @@ def to_dataset(
     steps: int,
     *,
     pad_to: int | None = None,
-    steps_per_epoch: int | None = None,
     seeded: bool = False,
     fingerprint: int,
 ) -> tf.data.Dataset:
@@ -47,17 +47,16 @@ def to_dataset(
       steps: number of elements, the dataset's cardinality.
       pad_to: None leaves batches as they come; a capacity pads them to the smallest multiple of it
         that holds the batch. A batch over capacity grows to twice the capacity: no row is dropped.
-      steps_per_epoch: for shuffled epochs, the steps of one: `"begins_epoch"` then marks the steps
-        that begin one, of which every pass over the dataset is the first. None marks no step.
       seeded: whether the draws come from a seed, which makes them no secret; every step says so.
       fingerprint: the plan's mark, an int64 number; see `dataset_fingerprint`.
 
     Returns:
       A dataset of `(x, y, extras)`, the batch dimension unknown in its spec. `extras` has
       `"subject"` (int64 [b], -1 for padding), `"weight"` (float32 [b], 0 for padding), `"mask"`
-      (bool [b], False for padding), `"begins_epoch"` and `"seeded"` (bool scalars) and `"plan"`
-      (int64 scalar, the fingerprint). Every element has at least one row: an empty batch is one row
-      of padding, with the features of row 0.
+      (bool [b], False for padding), `"seeded"` (bool scalar), and the int64 scalars `"plan"` (the
+      fingerprint), `"pass"` (a number drawn for each pass over the dataset) and `"step"` (the number
+      of the step in its pass), by which a replay is found out. Every element has at least one row:
+      an empty batch is one row of padding, with the features of row 0.
 
     Raises:
       ValueError: leaves of unequal length, no rows, a weight that is negative or not finite, steps
@@ -66,8 +65,6 @@ def to_dataset(
     """
     steps = positive_int("steps", steps)
     pad_to = 1 if pad_to is None else positive_int("pad_to", pad_to)
-    if steps_per_epoch is not None:
-        steps_per_epoch = positive_int("steps_per_epoch", steps_per_epoch)
     if isinstance(fingerprint, bool) or not isinstance(fingerprint, (int, np.integer)):
         raise TypeError(f"fingerprint is {fingerprint!r}: pass a whole number")
     if not -(2**63) <= fingerprint < 2**63:
@@ -77,15 +74,17 @@ def to_dataset(
     with tf.device("CPU:0"):
         x, y, subject, weight = _to_tensors(features)
         plan = tf.constant(int(fingerprint), tf.int64)
-        no_epoch = tf.constant(False)
         drawn_by_seed = tf.constant(bool(seeded))
 
     def draws() -> Iterator[np.ndarray]:
+        # The pass travels in front of the rows: a second array would cost as much as the gathering.
+        this_pass = (np.frombuffer(os.urandom(8), np.uint64) >> np.uint64(1)).astype(np.int64)
         for rows in itertools.islice(indices_factory(), steps):
-            yield pad_rows(rows, pad_to)
+            yield np.concatenate([this_pass, pad_rows(rows, pad_to)])
 
     @tf.autograph.experimental.do_not_convert
-    def gather(step: tf.Tensor, padded: tf.Tensor) -> tuple[Any, Any, dict[str, tf.Tensor]]:
+    def gather(step: tf.Tensor, drawn: tf.Tensor) -> tuple[Any, Any, dict[str, tf.Tensor]]:
+        this_pass, padded = drawn[0], drawn[1:]
         mask = padded >= 0
         rows = tf.maximum(padded, 0)
 
@@ -97,9 +96,10 @@ def to_dataset(
             "subject": real,
             "weight": tf.cast(mask, tf.float32) if weight is None else _zero(take(weight), mask),
             "mask": mask,
-            "begins_epoch": tf.equal(step % steps_per_epoch, 0) if steps_per_epoch else no_epoch,
             "seeded": drawn_by_seed,
             "plan": plan,
+            "pass": this_pass,
+            "step": step,
         }
         return _map_leaves(take, x), _map_leaves(take, y), extras
 

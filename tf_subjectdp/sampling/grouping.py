@@ -40,6 +40,11 @@ def encode_ids(ids: Any) -> tuple[np.ndarray, int]:
       `(codes, n_subjects)`: int64 codes of shape [rows] in 0..n_subjects-1, equal exactly where
       the ids are equal, numbered in the order in which the subjects first appear.
 
+    Ids are compared as they are. Strings that differ only in upper and lower case, in whitespace
+    ("ann" and "ann ") or in the Unicode form of a letter (one code point or two for an accent)
+    are different people, and a person with two spellings is protected as two. Make them one
+    first: `[unicodedata.normalize("NFC", name).strip() for name in ids]`.
+
     Raises:
       ValueError: no ids, an empty table, more than one dimension, or a missing id (None, NaN, NA,
         NaT, a masked entry, an empty or blank string); the first such row is named.

@@ -18,7 +18,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -91,11 +91,17 @@ class Sampler(abc.ABC):
         Raises:
           ValueError: the config of another sampler.
         """
-        arguments = dict(config)
+        arguments = _mapping(config)
         name = arguments.pop("class_name", cls.__name__)
         if name != cls.__name__:
             raise ValueError(f"this is a config of {name}, not of {cls.__name__}")
-        return cls(**arguments)
+        try:
+            return cls(**arguments)
+        except TypeError as error:
+            raise ValueError(
+                f"{arguments!r} is no config of {cls.__name__}: {error}; pass what get_config "
+                "returned"
+            ) from None
 
     def _available(self, n_items: int, n_subjects: int) -> int:
         available = positive_int("n_items", n_items)
@@ -266,10 +272,16 @@ def sampler_from_config(config: dict[str, Any]) -> Sampler:
     Raises:
       ValueError: a config that names no sampler.
     """
-    name = config.get("class_name")
-    if name not in _SAMPLERS:
+    name = _mapping(config).get("class_name")
+    if not isinstance(name, str) or name not in _SAMPLERS:
         raise ValueError(f"class_name is {name!r}: choose one of {sorted(_SAMPLERS)}")
     return _SAMPLERS[name].from_config(config)
+
+
+def _mapping(config: Any) -> dict[str, Any]:
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config is {config!r}: pass the dict that get_config returned")
+    return dict(config)
 
 
 def _coins(n: int, rate: float, rng: np.random.Generator) -> np.ndarray:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from tf_subjectdp.sampling._checks import positive_int
+from tf_subjectdp.sampling._checks import LARGEST, positive_int
 from tf_subjectdp.sampling.grouping import count_items, encode_typed_ids
 
 # Where the largest number of items of a subject came from; the privacy statement says which.
@@ -33,6 +34,8 @@ class SubjectStats:
       max_items: k, the largest number of rows that one person may have.
       k_source: where `max_items` came from: "data", "bound" or "public", see `K_SOURCES`.
       id_dtype: "int64" or "string", what the ids were; None where they were not seen.
+      sizes_public: whether `n_items` and `n_subjects` may be told to anybody: True from `public`,
+        False where they were counted.
       counts: rows of each subject, int64 of shape [n_subjects] in the order of the codes of
         `encode_ids`; None where only figures are known. Neither compared nor serialised.
     """
@@ -42,6 +45,7 @@ class SubjectStats:
     max_items: int
     k_source: str = "public"
     id_dtype: str | None = None
+    sizes_public: bool = False
     counts: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -58,10 +62,14 @@ class SubjectStats:
                 f"{self.n_subjects} subjects need at least "
                 f"{-(-self.n_items // self.n_subjects)} for some subject"
             )
-        if self.k_source not in K_SOURCES:
+        if not isinstance(self.k_source, str) or self.k_source not in K_SOURCES:
             raise ValueError(f"k_source is {self.k_source!r}: choose one of {sorted(K_SOURCES)}")
-        if self.id_dtype not in (None, "int64", "string"):
+        if self.id_dtype is not None and (
+            not isinstance(self.id_dtype, str) or self.id_dtype not in ("int64", "string")
+        ):
             raise ValueError(f"id_dtype is {self.id_dtype!r}: choose 'int64', 'string' or None")
+        if not isinstance(self.sizes_public, bool):
+            raise TypeError(f"sizes_public is {self.sizes_public!r}: pass True or False")
 
     @classmethod
     def from_ids(cls, ids: Any) -> SubjectStats:
@@ -94,6 +102,11 @@ class SubjectStats:
             raise ValueError(
                 f"subject {subject} has {array[subject]} items: leave out subjects without items"
             )
+        if array.sum(dtype=np.float64) > LARGEST:
+            raise ValueError(
+                f"counts add up to {array.sum(dtype=np.float64):.3g} items: the sum must be at "
+                f"most {LARGEST} (2**53)"
+            )
         return cls._count(array.astype(np.int64), None)
 
     @classmethod
@@ -104,7 +117,13 @@ class SubjectStats:
           ValueError: figures that no table can have.
           TypeError: figures that are not whole numbers.
         """
-        return cls(n_items=n_items, n_subjects=n_subjects, max_items=max_items, k_source="public")
+        return cls(
+            n_items=n_items,
+            n_subjects=n_subjects,
+            max_items=max_items,
+            k_source="public",
+            sizes_public=True,
+        )
 
     @classmethod
     def _count(cls, counts: np.ndarray, id_dtype: str | None) -> SubjectStats:
@@ -162,8 +181,19 @@ class SubjectStats:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> SubjectStats:
-        """The inverse of `get_config`; the counts are not known any more."""
-        return cls(**config)
+        """The inverse of `get_config`; the counts are not known any more.
+
+        Raises:
+          ValueError: a config of something else.
+        """
+        if not isinstance(config, Mapping):
+            raise TypeError(f"config is {config!r}: pass the dict that get_config returned")
+        try:
+            return cls(**config)
+        except TypeError as error:
+            raise ValueError(
+                f"{config!r} is no config of SubjectStats: {error}; pass what get_config returned"
+            ) from None
 
     def _known_counts(self, wanted: str) -> np.ndarray:
         if self.counts is None:
