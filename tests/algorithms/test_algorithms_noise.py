@@ -150,3 +150,20 @@ def test_noise_has_the_shapes_and_type_of_the_sums():
     noised = add_gaussian_noise(sums, 2.0)
     assert [t.shape for t in noised] == [t.shape for t in sums]
     assert {t.dtype for t in noised} == {tf.float32}
+
+
+def test_no_key_is_cut_to_32_bits():
+    """With 32 bits a run of 2^17 draws would repeat twice on average; here it never does."""
+
+    @tf.function
+    def draws():
+        def body(i, out):
+            first, second = add_gaussian_noise([tf.zeros([2]), tf.zeros([1])], 1.0)
+            return i + 1, out.write(i, tf.concat([first, second], 0))
+
+        out = tf.TensorArray(tf.float32, 1 << 17)
+        return tf.while_loop(lambda i, _: i < 1 << 17, body, (0, out))[1].stack()
+
+    found = draws().numpy()
+    # Chance of a repeat of three float32 numbers: below 1e-6 (64 bits of entropy, 2^34 pairs).
+    assert len(np.unique(found, axis=0)) == len(found)

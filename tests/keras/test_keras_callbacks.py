@@ -55,12 +55,12 @@ def test_a_budget_counts_a_begun_shuffled_epoch_whole(box):
 
 @pytest.mark.parametrize("epsilon", [0, -1.0, math.nan, math.inf, "4"])
 def test_a_budget_out_of_range_is_refused(epsilon):
-    with pytest.raises(ValueError, match="epsilon=.* must be finite and above 0"):
+    with pytest.raises(ValueError, match="epsilon=.* must be a finite number above 0"):
         sdp.PrivacyBudget(epsilon)
 
 
 def test_a_budget_with_a_delta_out_of_range_is_refused():
-    with pytest.raises(ValueError, match=r"delta=1\.0 must lie strictly"):
+    with pytest.raises(ValueError, match=r"delta=1\.0 must be a number strictly"):
         sdp.PrivacyBudget(1.0, delta=1.0)
 
 

@@ -68,10 +68,14 @@ def test_padding_gives_constant_shapes_and_counts_for_nobody():
     assert len(shapes) == 1
 
 
-def test_a_shuffled_pass_marks_where_its_epochs_begin():
+def test_every_pass_has_a_number_of_its_own_and_counts_its_steps():
     dataset = make(sdp.Shuffle(16), steps=8).dataset(X, Y, IDS)
-    marks = [bool(extras["begins_epoch"]) for _, _, extras in dataset.as_numpy_iterator()]
-    assert marks == [True, False, False, False] * 2
+    passes = set()
+    for _ in range(2):
+        draws = [(extras["pass"], extras["step"]) for _, _, extras in dataset.as_numpy_iterator()]
+        assert [step for _, step in draws] == list(range(8))
+        passes |= {number for number, _ in draws}
+    assert len(passes) == 2 and min(passes) >= 0
 
 
 def test_subject_ids_may_be_strings():

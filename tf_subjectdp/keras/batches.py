@@ -151,8 +151,12 @@ def whole(name: str, value: Any, least: int = 0) -> int:
 
 def batch_spec(value: Any) -> tf.TensorSpec:
     """The spec of a batch's tensor, with an unknown number of rows."""
-    tensor = tf.convert_to_tensor(value)
-    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+    return any_rows(tf.TensorSpec.from_tensor(tf.convert_to_tensor(value)))
+
+
+def any_rows(spec: tf.TensorSpec) -> tf.TensorSpec:
+    """The spec with an unknown number of rows."""
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
 
 def zero_row(spec: tf.TensorSpec) -> tf.Tensor:

@@ -211,6 +211,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
     def _prepare(self, element_spec: Any) -> None:
         """Builds and checks the model and chooses the engine, before anything is traced."""
         x_spec, y_spec, _ = batches.split_element(element_spec)
+        x_spec, y_spec = tf.nest.map_structure(batches.any_rows, (x_spec, y_spec))
         if not self.inner_model.built or not self.built:
             self(tf.nest.map_structure(batches.zero_row, x_spec))
         trainable = tuple(id(v) for v in self.trainable_variables)
