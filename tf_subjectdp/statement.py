@@ -161,7 +161,14 @@ def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
     except ValueError as error:
         return f"Per {unit}: no figure, since nothing is proven: {error}"
     epsilon = plan.epsilon(delta, unit=unit, steps=steps)
-    promise = " This is the plan's promise." if unit == plan.unit else ""
+    promise = ""
+    if unit == plan.unit and steps >= plan.steps:
+        promise = " This is the plan's promise."
+    elif unit == plan.unit:
+        promise = (
+            f" This is what {steps} steps have spent; all {plan.steps} planned ones spend "
+            f"{rounded_up(plan.epsilon(delta, unit=unit))}."
+        )
     if unit == "item":
         promise += " It says nothing about a person's other items."
         promise += _above_subject(plan, epsilon, steps, delta)

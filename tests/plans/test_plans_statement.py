@@ -129,3 +129,11 @@ def test_the_unit_of_a_step_is_the_noised_sum_however_the_batch_is_computed():
     assert "98 of 98 planned steps" in flat(plans[0].statement())
     config = plans[0].optimizer("sgd", engine={"max_rows": 4}).plan
     assert config.epsilon() == plans[1].epsilon()
+
+
+def test_part_way_the_statement_gives_what_was_spent_and_what_all_steps_spend():
+    plan = make()
+    text = flat(privacy_statement(plan, steps=20))
+    assert stated(text, "subject") < plan.epsilon()
+    assert f"all 50 planned ones spend {rounded_up(plan.epsilon())}" in text
+    assert "This is the plan's promise" not in text
