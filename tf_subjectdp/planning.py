@@ -110,7 +110,14 @@ def _check_types(algorithm, sampling, stats) -> None:
         ("stats", stats, SubjectStats),
     ):
         if not isinstance(value, kind):
-            raise TypeError(f"{name}={value!r} must be a {kind.__name__} of tf_subjectdp.")
+            example = {
+                "algorithm": "HiGradAvg(clip_norm=1.0)",
+                "sampling": "PoissonItems(256)",
+                "stats": "SubjectStats.from_ids(patient_id)",
+            }[name]
+            raise TypeError(
+                f"{name} is of type {type(value).__name__}, not {kind.__name__}; pass e.g. {example}."
+            )
 
 
 def _bounded(stats: SubjectStats, cap: int) -> SubjectStats:

@@ -154,7 +154,10 @@ class Plan:
         """
         total = length_in_steps(epochs, steps, self.steps_per_epoch)
         if total < self.steps:
-            raise ValueError(f"steps={total} is below the plan's {self.steps}; extend only upward.")
+            raise ValueError(
+                f"{total} steps is the new total asked for, below the plan's {self.steps}; epochs= and "
+                f"steps= are totals, not additions: for ten steps more pass steps={self.steps + 10}."
+            )
         return dataclasses.replace(self, steps=total, target_epsilon=None)
 
     def optimizer(self, inner: Any, **options: Any) -> Any:
@@ -206,8 +209,9 @@ class Plan:
         if element_id is not None:
             raise ValueError(
                 f"element_id was given, but {type(self.algorithm).__name__} protects whole "
-                "subjects and items; leave it out."
+                "subjects and items; leave it out (sample weights go into sample_weight=)."
             )
+        _check_indexes({"x": x, "y": y, "subject_id": subject_id, "sample_weight": sample_weight})
         for name, value in (("x", x), ("y", y)):
             if value is None:
                 raise ValueError(
@@ -390,3 +394,22 @@ def guarantee_of(algorithm, facts, noise_multiplier, unit) -> Guarantee:
 @functools.lru_cache(maxsize=512)
 def _epsilon(guarantee: Guarantee, steps: int, delta: float) -> float:
     return guarantee.epsilon(steps, delta)
+
+
+def _check_indexes(parts: dict[str, Any]) -> None:
+    """Refuses pandas objects whose indexes differ: rows are matched by position, never by index."""
+    first = None
+    for name, part in parts.items():
+        leaves = part.values() if isinstance(part, dict) else [part]
+        for leaf in leaves:
+            index = getattr(leaf, "index", None)
+            if not hasattr(leaf, "iloc") or index is None:
+                continue
+            if first is None:
+                first = (name, index)
+            elif len(index) == len(first[1]) and not index.equals(first[1]):
+                raise ValueError(
+                    f"{first[0]} and {name} are pandas objects with unlike indexes: rows are matched by "
+                    "position, so people would be given the rows of others. Align them, or pass "
+                    ".to_numpy() if the positions are right."
+                )

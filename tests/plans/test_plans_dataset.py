@@ -97,3 +97,20 @@ def test_poisson_sampling_goes_on_with_other_data_at_the_planned_rate(caplog):
         dataset = plan.dataset(X[:48], Y[:48], IDS[:48])
     assert "the data have 48 items" in caplog.text
     assert len(batches(dataset)[0]) == 48  # rate 1, not 60/48
+
+
+def test_pandas_objects_with_unlike_indexes_are_refused():
+    pandas = pytest.importorskip("pandas")
+    ids = pandas.Series(IDS)
+    frame = pandas.DataFrame(X)
+    plan = make()
+    plan.dataset(frame, Y, ids)
+    with pytest.raises(ValueError, match="x and subject_id are pandas objects with unlike indexes"):
+        plan.dataset(frame, Y, ids.sort_values(kind="stable"))
+
+
+def test_columns_that_are_no_numbers_are_named():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": np.arange(len(IDS)), "sex": ["f"] * len(IDS)})
+    with pytest.raises(TypeError, match=r"not plain numbers: sex \(object\)"):
+        make().dataset(frame, Y, IDS)

@@ -87,7 +87,7 @@ def test_a_clip_norm_that_is_not_finite_and_positive_is_refused(clip_norm):
 )
 def test_a_wrong_type_is_a_type_error_that_names_the_argument(options):
     (name,) = [key for key, value in options.items() if value is not None]
-    with pytest.raises(TypeError, match=f"{name}="):
+    with pytest.raises(TypeError, match=rf"{name}(=| is of type)"):
         make(**options)
 
 
@@ -155,7 +155,7 @@ def test_batches_of_a_fixed_size_refuse_data_of_another_size():
 
 
 def test_extending_downward_is_refused():
-    with pytest.raises(ValueError, match="steps=3 is below the plan's 4"):
+    with pytest.raises(ValueError, match="3 steps is the new total asked for, below the plan's 4"):
         make().extended(steps=3)
 
 

@@ -86,9 +86,9 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         """
         if not isinstance(optimizer, DPOptimizer):
             raise TypeError(
-                f"optimizer={optimizer!r} is not private. Use compile(optimizer=plan.optimizer("
-                "tf.keras.optimizers.Adam(1e-3))), or DPOptimizer(inner, algorithm, "
-                "noise_multiplier=...)."
+                f"optimizer is of type {type(optimizer).__name__}, which is not private. Use "
+                "compile(optimizer=plan.optimizer(tf.keras.optimizers.Adam(1e-3))), or "
+                "DPOptimizer(inner, algorithm, noise_multiplier=...)."
             )
         if jit_compile is True:
             raise ValueError(

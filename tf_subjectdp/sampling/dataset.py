@@ -211,7 +211,16 @@ def _leaf(value: Any, path: str) -> tf.Tensor:
     if value is None:
         raise TypeError(f"{path} is None: pass an array of n rows")
     if not tf.is_tensor(value):
+        columns = getattr(value, "dtypes", None)
         value = np.asarray(value)
+        if value.dtype == object and value.ndim == 2 and hasattr(columns, "items"):
+            wrong = [
+                f"{name} ({kind})" for name, kind in columns.items() if kind.kind not in "iufb"
+            ]
+            raise TypeError(
+                f"{path} has columns that are not plain numbers: {', '.join(wrong) or 'mixed types'}. "
+                "Encode them, e.g. with .astype('float32'), or pass a dict of one array a column."
+            )
         if value.dtype == np.float64:
             value = value.astype(tf.keras.backend.floatx())
     try:
