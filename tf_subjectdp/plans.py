@@ -11,7 +11,6 @@ import decimal
 import functools
 import hashlib
 import json
-import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -28,14 +27,8 @@ from tf_subjectdp.algorithms import (
 from tf_subjectdp.sampling import (
     Sampler,
     SubjectStats,
-    SubjectTable,
-    bound_contributions,
-    encode_ids,
-    fresh_rng,
     sampler_from_config,
 )
-
-_log = logging.getLogger("tf_subjectdp")
 
 UNITS = ("subject", "item")
 
@@ -201,81 +194,11 @@ class Plan:
         Raises:
           ValueError: missing ids, unequal lengths, or data that break the plan's constants.
         """
-        if subject_id is None:
-            raise ValueError(
-                "subject_id is missing: pass the person of each row, e.g. "
-                "plan.dataset(x, y, patient_id); without it nobody can be protected."
-            )
-        if element_id is not None:
-            raise ValueError(
-                f"element_id was given, but {type(self.algorithm).__name__} protects whole "
-                "subjects and items; leave it out (sample weights go into sample_weight=)."
-            )
-        _check_indexes({"x": x, "y": y, "subject_id": subject_id, "sample_weight": sample_weight})
-        for name, value in (("x", x), ("y", y)):
-            if value is None:
-                raise ValueError(
-                    f"{name} is missing: pass one row an item, as in plan.dataset(x, y, patient_id)."
-                )
-        if not isinstance(pad, (bool, np.bool_)):
-            raise TypeError(f"pad={pad!r} must be True or False.")
-        from tf_subjectdp.sampling import to_dataset
+        from tf_subjectdp.plan_data import plan_dataset
 
-        codes, n_subjects = encode_ids(subject_id)
-        rng = fresh_rng(seed)
-        rows = self._rows(codes, n_subjects, rng)
-        # Ids renumbered over the rows that stay; a subject always keeps at least one.
-        table = SubjectTable.from_codes(codes if rows is None else codes[rows], n_subjects)
-
-        def draws():
-            for batch in self.sampling.batches(table, self.facts.rate, rng()):
-                yield batch if rows is None else rows[batch]
-
-        return to_dataset(
-            {"x": x, "y": y, "subject": codes, "weight": sample_weight},
-            draws,
-            self.steps,
-            pad_to=self._capacity() if pad else None,
-            seeded=seed is not None,
-            fingerprint=self.fingerprint,
+        return plan_dataset(
+            self, x, y, subject_id, element_id, sample_weight=sample_weight, pad=pad, seed=seed
         )
-
-    def _rows(self, codes: np.ndarray, n_subjects: int, rng) -> np.ndarray | None:
-        """Rows that stay after contribution bounding; None for all. Checks the plan's constants."""
-        largest = int(np.bincount(codes, minlength=n_subjects).max())
-        rows = None
-        if self.max_items_per_subject is not None:
-            if largest > self.max_items_per_subject:
-                rows = bound_contributions(codes, n_subjects, self.max_items_per_subject, rng())
-        elif largest > self.facts.max_items:
-            raise ValueError(
-                f"a subject has {largest} items, above the plan's k={self.facts.max_items}, and the "
-                "guarantee would not cover them; plan with max_items_per_subject=K (more items are "
-                "then dropped at random), or with the stats of these data."
-            )
-        n_items = codes.size if rows is None else rows.size
-        planned = (self.facts.n_items, self.facts.n_subjects)
-        if (n_items, n_subjects) != planned:
-            message = (
-                f"the data have {n_items} items (after bounding) of {n_subjects} subjects, the plan "
-                f"was made for {planned[0]} of {planned[1]}"
-            )
-            if not self.sampling.poisson:
-                raise ValueError(
-                    message + ": batches of a fixed size depend on the number of items; plan with "
-                    "SubjectStats.from_ids of these ids."
-                )
-            _log.warning("%s; the plan's rate and divisor stay as they are.", message)
-        return rows
-
-    def _capacity(self) -> int:
-        """A batch size that a step exceeds with probability below 1e-6; larger ones are split."""
-        if not self.sampling.poisson:
-            return int(self.facts.batch_size)
-        mean, spread = self.facts.batch_size, self.facts.batch_size
-        if self.facts.scheme == "poisson_subjects":
-            spread *= self.facts.items_in_step
-        return int(math.ceil(mean + 5.0 * math.sqrt(spread) + 5.0))
 
     def statement(self) -> str:
         """Plain sentences on what the planned run protects, from whom, and what it does not."""
@@ -394,22 +317,3 @@ def guarantee_of(algorithm, facts, noise_multiplier, unit) -> Guarantee:
 @functools.lru_cache(maxsize=512)
 def _epsilon(guarantee: Guarantee, steps: int, delta: float) -> float:
     return guarantee.epsilon(steps, delta)
-
-
-def _check_indexes(parts: dict[str, Any]) -> None:
-    """Refuses pandas objects whose indexes differ: rows are matched by position, never by index."""
-    first = None
-    for name, part in parts.items():
-        leaves = part.values() if isinstance(part, dict) else [part]
-        for leaf in leaves:
-            index = getattr(leaf, "index", None)
-            if not hasattr(leaf, "iloc") or index is None:
-                continue
-            if first is None:
-                first = (name, index)
-            elif len(index) == len(first[1]) and not index.equals(first[1]):
-                raise ValueError(
-                    f"{first[0]} and {name} are pandas objects with unlike indexes: rows are matched by "
-                    "position, so people would be given the rows of others. Align them, or pass "
-                    ".to_numpy() if the positions are right."
-                )

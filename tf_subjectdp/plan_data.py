@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a plan and a table to the plan's steps, with the plan's constants enforced.
+
+Knows `Plan` and sampling; TensorFlow is reached through `to_dataset` only.
+"""
+
+import logging
+import math
+from typing import Any
+
+import numpy as np
+
+from tf_subjectdp.plans import Plan
+from tf_subjectdp.sampling import SubjectTable, bound_contributions, encode_ids, fresh_rng
+
+_log = logging.getLogger("tf_subjectdp")
+
+
+def plan_dataset(
+    plan: Plan,
+    x: Any,
+    y: Any,
+    subject_id: Any,
+    element_id: Any,
+    *,
+    sample_weight: Any,
+    pad: bool,
+    seed: int | None,
+) -> Any:
+    """The work of `Plan.dataset`, which has the documentation."""
+    if subject_id is None:
+        raise ValueError(
+            "subject_id is missing: pass the person of each row, e.g. "
+            "plan.dataset(x, y, patient_id); without it nobody can be protected."
+        )
+    if element_id is not None:
+        raise ValueError(
+            f"element_id was given, but {type(plan.algorithm).__name__} protects whole "
+            "subjects and items; leave it out (sample weights go into sample_weight=)."
+        )
+    _check_indexes({"x": x, "y": y, "subject_id": subject_id, "sample_weight": sample_weight})
+    for name, value in (("x", x), ("y", y)):
+        if value is None:
+            raise ValueError(
+                f"{name} is missing: pass one row an item, as in plan.dataset(x, y, patient_id)."
+            )
+    if not isinstance(pad, (bool, np.bool_)):
+        raise TypeError(f"pad={pad!r} must be True or False.")
+    from tf_subjectdp.sampling import to_dataset
+
+    codes, n_subjects = encode_ids(subject_id)
+    rng = fresh_rng(seed)
+    rows = _rows_that_stay(plan, codes, n_subjects, rng)
+    # Ids renumbered over the rows that stay; a subject always keeps at least one.
+    table = SubjectTable.from_codes(codes if rows is None else codes[rows], n_subjects)
+
+    def draws():
+        for batch in plan.sampling.batches(table, plan.facts.rate, rng()):
+            yield batch if rows is None else rows[batch]
+
+    return to_dataset(
+        {"x": x, "y": y, "subject": codes, "weight": sample_weight},
+        draws,
+        plan.steps,
+        pad_to=_capacity(plan) if pad else None,
+        seeded=seed is not None,
+        fingerprint=plan.fingerprint,
+    )
+
+
+def _rows_that_stay(plan: Plan, codes: np.ndarray, n_subjects: int, rng) -> np.ndarray | None:
+    """Rows that stay after contribution bounding; None for all. Checks the plan's constants."""
+    largest = int(np.bincount(codes, minlength=n_subjects).max())
+    rows = None
+    if plan.max_items_per_subject is not None:
+        if largest > plan.max_items_per_subject:
+            rows = bound_contributions(codes, n_subjects, plan.max_items_per_subject, rng())
+    elif largest > plan.facts.max_items:
+        raise ValueError(
+            f"a subject has {largest} items, above the plan's k={plan.facts.max_items}, and the "
+            "guarantee would not cover them; plan with max_items_per_subject=K (more items are "
+            "then dropped at random), or with the stats of these data."
+        )
+    n_items = codes.size if rows is None else rows.size
+    planned = (plan.facts.n_items, plan.facts.n_subjects)
+    if (n_items, n_subjects) != planned:
+        message = (
+            f"the data have {n_items} items (after bounding) of {n_subjects} subjects, the plan "
+            f"was made for {planned[0]} of {planned[1]}"
+        )
+        if not plan.sampling.poisson:
+            raise ValueError(
+                message + ": batches of a fixed size depend on the number of items; plan with "
+                "SubjectStats.from_ids of these ids."
+            )
+        _log.warning("%s; the plan's rate and divisor stay as they are.", message)
+    return rows
+
+
+def _capacity(plan: Plan) -> int:
+    """A batch size that a step exceeds with probability below 1e-6; larger ones are split."""
+    if not plan.sampling.poisson:
+        return int(plan.facts.batch_size)
+    mean, spread = plan.facts.batch_size, plan.facts.batch_size
+    if plan.facts.scheme == "poisson_subjects":
+        spread *= plan.facts.items_in_step
+    return int(math.ceil(mean + 5.0 * math.sqrt(spread) + 5.0))
+
+
+def _check_indexes(parts: dict[str, Any]) -> None:
+    """Refuses pandas objects whose indexes differ: rows are matched by position, never by index."""
+    first = None
+    for name, part in parts.items():
+        leaves = part.values() if isinstance(part, dict) else [part]
+        for leaf in leaves:
+            index = getattr(leaf, "index", None)
+            if not hasattr(leaf, "iloc") or index is None:
+                continue
+            if first is None:
+                first = (name, index)
+            elif len(index) == len(first[1]) and not index.equals(first[1]):
+                raise ValueError(
+                    f"{first[0]} and {name} are pandas objects with unlike indexes: rows are matched by "
+                    "position, so people would be given the rows of others. Align them, or pass "
+                    ".to_numpy() if the positions are right."
+                )
