@@ -61,6 +61,13 @@ def test_another_plan_for_the_same_model_is_stated_beside_the_first(box, plan):
     assert "BESIDE THIS" in again.privacy_statement()
 
 
+def test_single_batches_too_are_stated_beside_a_second_wrapper(box, plan):
+    model = box.compiled(plan)
+    model.train_on_batch(*next(iter(box.data(plan))))
+    again = box.compiled(plan, model.inner_model)
+    assert "the same model was trained for 1 steps" in " ".join(again.privacy_statement().split())
+
+
 def test_a_model_loaded_without_compiling_keeps_the_count(box, plan, tmp_path):
     model = box.compiled(plan)
     model.fit(box.data(plan).take(3), verbose=0)

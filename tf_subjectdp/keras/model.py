@@ -294,7 +294,10 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         batches.check_mark(people.draw, optimizer.plan)
         batches.check_lengths((x, y), people)
         self._prepare(tf.nest.map_structure(batches.batch_spec, (x, y, extras)))
-        return super().train_on_batch(x, y, extras, **kwargs)
+        try:
+            return super().train_on_batch(x, y, extras, **kwargs)
+        finally:
+            self._note_releases()
 
     def _regularization(self, variables: Any) -> tuple[tf.Tensor, list[tf.Tensor] | None]:
         """The weights' own penalties: free of data, so outside the clipping, once a step."""
