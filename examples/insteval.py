@@ -182,7 +182,7 @@ def main(argv=None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epsilons", type=float, nargs="+", default=[8.0, 4.0, 2.0])
     parser.add_argument("--delta", type=float, default=1e-4)
-    parser.add_argument("--steps", type=int, default=240, help="steps of each private run")
+    parser.add_argument("--steps", type=int, default=150, help="steps of each private run")
     parser.add_argument(
         "--algorithms", nargs="+", help="a part of ItemDP GroupDP HiGradAvg SubjectDP"
     )
