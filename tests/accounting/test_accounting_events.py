@@ -22,6 +22,11 @@ MAKERS = {
     "replace_one": lambda s: acc.replace_one_event(0.1, s),
     "revealed": lambda s: acc.revealed_event([1.0, 2.0], [0.1, 0.2], s),
     "fixed_size": lambda s: acc.fixed_size_event(1000, 10, s),
+    "shuffled_epoch": lambda s: acc.shuffled_epoch_event(5, 20, s),
+    "shuffled_epoch of sums": lambda s: acc.shuffled_epoch_event(5, 20, s, 4),
+    "histogram": acc.histogram_event,
+    "silo": lambda s: acc.silo_event(0.1, s),
+    "truncated_poisson": lambda s: acc.truncated_poisson_event(0.1, 500, 60, s),
 }
 
 
@@ -205,3 +210,82 @@ def test_what_is_no_list_and_no_engine_is_named():
 def test_a_fixed_size_step_with_very_much_noise_has_a_small_epsilon():
     event = acc.fixed_size_event(100, 10, 1e30)
     assert 0.0 <= acc.epsilon(event, delta=1e-5, engine="rdp") < 1e-2
+
+
+# --- replaced units, releases and cut batches
+
+
+def test_a_shuffled_epoch_moves_two_clip_norms_in_every_batch_touched():
+    assert acc.shuffled_epoch_event(9, 100, 30.0) == dp_accounting.GaussianDpEvent(5.0)
+    assert acc.shuffled_epoch_event(400, 100, 30.0) == dp_accounting.GaussianDpEvent(1.5)
+    assert acc.shuffled_epoch_event(1, 100, 30.0) == acc.shuffled_epoch_event(1, 100, 30.0, 8)
+
+
+def test_a_shuffled_epoch_of_sums_fills_as_few_batches_as_it_can():
+    # 10 items in batches of 4: 4 + 4 + 2, squares 36; ItemDP, sigma 20, ten epochs: 17.86, not 1.20.
+    assert acc.shuffled_epoch_event(10, 25, 12.0, 4) == dp_accounting.GaussianDpEvent(1.0)
+    one_batch = acc.shuffled_epoch_event(10, 1, 20.0, 10)
+    assert acc.epsilon(one_batch, 10, delta=1e-5) == pytest.approx(17.8566, rel=1e-5)
+    mean = acc.shuffled_epoch_event(10, 1, 20.0)
+    assert acc.epsilon(mean, 10, delta=1e-5) == pytest.approx(1.20, abs=0.005)
+
+
+def test_more_items_than_an_epoch_holds_are_refused():
+    with pytest.raises(ValueError, match="k=41 items do not fit.*at most 40"):
+        acc.shuffled_epoch_event(41, 10, 1.0, 4)
+
+
+def test_a_histogram_moves_by_two_radii_an_element():
+    assert acc.histogram_event(6.0) == dp_accounting.GaussianDpEvent(3.0)
+
+
+def test_a_roomy_truncated_batch_is_the_item_event():
+    roomy = acc.truncated_poisson_event(0.05, 1000, 400, 1.2)
+    plain = acc.epsilon(acc.item_event(0.05, 1.2), 100, delta=1e-5)
+    assert acc.epsilon(roomy, 100, delta=1e-5) == pytest.approx(plain, rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["pld", "rdp"])
+def test_epsilon_grows_as_the_batch_is_cut_shorter(engine):
+    values = [
+        acc.epsilon(acc.truncated_poisson_event(0.05, 1000, b, 1.2), 50, delta=1e-5, engine=engine)
+        for b in (200, 70, 60, 50)
+    ]
+    assert values == sorted(values)
+    assert values[-1] > 1.02 * values[0]
+
+
+@pytest.mark.parametrize("q, n, most", [(0.3, 6, 2), (0.5, 5, 1), (0.2, 8, 8)])
+def test_a_cut_batch_is_never_worse_than_accounted_for_one_coordinate(q, n, most):
+    # Everybody else contributes -1 and the protected item +1: enumerate the number of others drawn,
+    # and the law of the kept sum in both worlds; the hockey-stick divergence is a 1-d integral.
+    sigma = 1.3
+    x = np.linspace(-most - 12 * sigma, most + 12 * sigma, 200_001)
+
+    def density(centres, weights):
+        terms = [w * stats.norm.pdf(x, c, sigma) for c, w in zip(centres, weights, strict=True)]
+        return np.sum(terms, axis=0)
+
+    others = np.arange(n)
+    law = stats.binom.pmf(others, n - 1, q)
+    without = density(-np.minimum(others, most), law)
+    kept = np.minimum(1.0, most / (others + 1.0))
+    present = density(-np.minimum(others, most - 1) + 1.0, law * kept)
+    absent = density(-np.minimum(others, most), law * ((1 - q) / q + 1 - kept))
+    with_item = q * (present + absent)
+    dx = x[1] - x[0]
+    assert (with_item.sum() * dx, without.sum() * dx) == pytest.approx((1.0, 1.0), abs=1e-9)
+    for eps in (0.0, 0.3, 1.0):
+        exact = max(
+            np.maximum(with_item - math.exp(eps) * without, 0).sum() * dx,
+            np.maximum(without - math.exp(eps) * with_item, 0).sum() * dx,
+        )
+        stated = acc.delta(acc.truncated_poisson_event(q, n, most, sigma), epsilon=eps)
+        assert stated >= exact * (1 - 1e-6)
+
+
+def test_a_truncated_event_needs_items_and_room():
+    with pytest.raises(ValueError, match="n_items"):
+        acc.truncated_poisson_event(0.1, 0, 5, 1.0)
+    with pytest.raises(ValueError, match="max_batch_size"):
+        acc.truncated_poisson_event(0.1, 10, 0, 1.0)

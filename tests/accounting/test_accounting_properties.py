@@ -16,7 +16,7 @@ from tf_subjectdp import accounting as acc
 from tf_subjectdp.accounting.discretise import discretise
 from tf_subjectdp.accounting.ledger import ledger
 from tf_subjectdp.accounting.pld import pld_epsilon
-from tf_subjectdp.accounting.rdp import renyi_divergence
+from tf_subjectdp.accounting.renyi import renyi_divergence
 
 ENGINES = ("pld", "rdp")
 few = settings(max_examples=12, deadline=None, derandomize=True)

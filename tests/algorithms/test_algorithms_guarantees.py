@@ -17,7 +17,11 @@ from dp_accounting.pld import pld_privacy_accountant
 from scipy import optimize, special, stats
 
 from tf_subjectdp import accounting
-from tf_subjectdp.accounting.events import PoissonReplaceOneDpEvent, RevealedSensitivityDpEvent
+from tf_subjectdp.accounting import (
+    FixedSizeReplaceOneDpEvent,
+    PoissonReplaceOneDpEvent,
+    RevealedSensitivityDpEvent,
+)
 from tf_subjectdp.algorithms import (
     GroupDP,
     HiGradAvg,
@@ -131,9 +135,7 @@ TABLE = {
     ("ItemDP", "shuffle", "subject"): [one_epoch(SIGMA / WORST_SHUFFLE)],
     ("ItemDP", "poisson_items", "item"): [poisson(Q, SIGMA)],
     ("ItemDP", "poisson_subjects", "item"): [revealed([1.0], [P]), replaced(P, SIGMA / K)],
-    ("ItemDP", "fixed_size", "item"): [
-        dp_accounting.SampledWithoutReplacementDpEvent(N, BATCH, gaussian(SIGMA / 2))
-    ],
+    ("ItemDP", "fixed_size", "item"): [FixedSizeReplaceOneDpEvent(N, BATCH, SIGMA)],
     ("ItemDP", "shuffle", "item"): [one_epoch(SIGMA / 2)],
     ("HiGradAvg", "poisson_items", "subject"): [poisson(PRESENT, SIGMA)],
     ("HiGradAvg", "poisson_subjects", "subject"): [poisson(P, SIGMA)],
@@ -422,9 +424,19 @@ def test_a_batch_size_that_rounds_below_its_whole_number_is_not_cut_short():
     counts, law = of.items_law()
     np.testing.assert_allclose(law, stats.hypergeom(22, 15, 15).pmf(counts), rtol=1e-9)
     assert counts[-1] == 15
-    assert guarantee("ItemDP", "item", of).events[0].sample_size == 15
+    assert guarantee("ItemDP", "item", of).events[0].batch_size == 15
     whole = dataclasses.replace(of, scheme="shuffle", steps_per_epoch=2)
     assert whole.most_square_items() == 15**2
+
+
+@pytest.mark.parametrize("max_items", [1, 7, 25, 60])
+def test_shuffled_guarantees_are_the_accountants_shuffled_epochs(max_items):
+    of = facts("shuffle", max_items=max_items)
+    batches = of.steps_per_epoch
+    for name, size in (("ItemDP", BATCH), ("HiGradAvg", None), ("SubjectDP", None)):
+        event = accounting.shuffled_epoch_event(max_items, batches, SIGMA, size)
+        stated = guarantee(name, "subject", of).epsilon(3 * batches, 1e-5)
+        assert stated == pytest.approx(accounting.epsilon(event, 3, delta=1e-5), rel=1e-9)
 
 
 def test_the_law_of_a_large_table_sums_to_one():

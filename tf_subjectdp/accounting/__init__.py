@@ -10,27 +10,40 @@ within 1e-3 of the true value and never below it) and "rdp" (looser, also for sa
 replacement).
 """
 
-from tf_subjectdp.accounting.events import (
+from tf_subjectdp.accounting.accountants import SubjectPLDAccountant, SubjectRdpAccountant
+from tf_subjectdp.accounting.event_types import (
+    FixedSizeReplaceOneDpEvent,
     PoissonReplaceOneDpEvent,
     RevealedSensitivityDpEvent,
+)
+from tf_subjectdp.accounting.events import (
     compose,
-    element_event,
     element_subject_event,
-    fixed_size_event,
     group_event,
     higradavg_event,
     item_event,
     nonprivate_event,
+    silo_event,
+    subject_event,
+    truncated_poisson_event,
+    user_ldp_event,
+)
+from tf_subjectdp.accounting.replaced_events import (
+    element_event,
+    fixed_size_event,
+    histogram_event,
     replace_one_event,
     revealed_event,
-    subject_event,
-    user_ldp_event,
+    shuffled_epoch_event,
 )
 from tf_subjectdp.accounting.solve import delta, epsilon, noise_multiplier
 
 __all__ = [
+    "FixedSizeReplaceOneDpEvent",
     "PoissonReplaceOneDpEvent",
     "RevealedSensitivityDpEvent",
+    "SubjectPLDAccountant",
+    "SubjectRdpAccountant",
     "compose",
     "delta",
     "element_event",
@@ -39,11 +52,15 @@ __all__ = [
     "fixed_size_event",
     "group_event",
     "higradavg_event",
+    "histogram_event",
     "item_event",
     "noise_multiplier",
     "nonprivate_event",
     "replace_one_event",
     "revealed_event",
+    "shuffled_epoch_event",
+    "silo_event",
     "subject_event",
+    "truncated_poisson_event",
     "user_ldp_event",
 ]

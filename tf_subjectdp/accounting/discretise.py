@@ -18,7 +18,7 @@ import functools
 import numpy as np
 from scipy import special
 
-from tf_subjectdp.accounting.mechanisms import Branches, Pair
+from tf_subjectdp.accounting.mechanisms import Branches, LossAtoms, Pair
 
 # Outcomes further than this many standard deviations from every component are cut: mass 4e-36.
 _REACH = 12.5
@@ -144,6 +144,10 @@ def samples(branches: Branches) -> tuple[np.ndarray, np.ndarray]:
     """
     losses, logs = [], []
     for probability, pair in branches:
+        if isinstance(pair, LossAtoms):
+            losses.append(np.asarray(pair.losses))
+            logs.append(np.log(pair.masses) + np.log(probability))
+            continue
         table = loss_table(pair)
         # The trapezoid rule converges geometrically on Gaussian tails; every tenth node is plenty
         # unless sensitivities exceed the noise by far.
@@ -168,7 +172,11 @@ def _smooth(pair: Pair) -> bool:
 
 def infinite_mass(branches: Branches) -> float:
     """Mass that counts as infinite loss in `branches`: cut tails and dropped components."""
-    return sum(probability * loss_table(pair).infinite for probability, pair in branches)
+    return sum(
+        probability * loss_table(pair).infinite
+        for probability, pair in branches
+        if not isinstance(pair, LossAtoms)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,9 +203,11 @@ def discretise(branches: Branches, interval: float) -> LossPmf:
     indices, masses = [], []
     widest = interval
     for weight, pair in branches:
-        table = loss_table(pair)
-        index, mass, cell = _pair_masses(table, interval)
-        widest = max(widest, cell)
+        if isinstance(pair, LossAtoms):
+            index, mass = _to_grid(np.asarray(pair.losses), np.asarray(pair.masses), interval)
+        else:
+            index, mass, cell = _pair_masses(loss_table(pair), interval)
+            widest = max(widest, cell)
         indices.append(index)
         masses.append(weight * mass)
     rest = 1.0 - sum(weight for weight, _ in branches)

@@ -10,6 +10,8 @@ Every function accepts `noise_multiplier=0.0` and then returns `dp_accounting.No
 whose epsilon is infinite: this lets a step be compared with an oracle without pretending to be
 private. A sampling probability of 0 is a step without privacy loss.
 
+Events of a unit that is REPLACED are in `replaced_events`.
+
 An event does not carry its unit or adjacency. Whoever composes several must make sure that they
 are stated for the same unit and the same adjacency.
 """
@@ -20,7 +22,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import attr
 import dp_accounting
 import numpy as np
 
@@ -31,44 +32,6 @@ from tf_subjectdp.accounting import _checks
 _NEGLIGIBLE_MASS = 1e-60
 # Above this many items the window of the binomial law no longer fits into memory.
 _MOST_GROUPED_ITEMS = 10**9
-
-
-@attr.s(frozen=True, slots=True, auto_attribs=True)
-class PoissonReplaceOneDpEvent(dp_accounting.DpEvent):
-    """One step under Poisson sampling when a unit's contribution is REPLACED by another one.
-
-    The dominating pair is (1-p) N(0, s^2) + p N(+1, s^2) against (1-p) N(0, s^2) + p N(-1, s^2):
-    the unit is sampled with probability p in both worlds and contributes opposite vectors of norm
-    C.
-
-    Attributes:
-      sampling_probability: probability p that the unit is sampled.
-      noise_multiplier: noise standard deviation s divided by C.
-    """
-
-    sampling_probability: float
-    noise_multiplier: float
-
-
-@attr.s(frozen=True, slots=True, auto_attribs=True)
-class RevealedSensitivityDpEvent(dp_accounting.DpEvent):
-    """A step in which one of several Gaussians runs and the adversary learns WHICH one.
-
-    With probability `probabilities[i]` the Gaussian mechanism runs with sensitivity
-    `sensitivities[i]` (in units of C) and noise `noise_multiplier` * C; with the remaining
-    probability nothing about the unit is released. Because the choice is known, sampling does not
-    amplify: the privacy loss distribution is the convex combination of the Gaussian ones, with an
-      atom at 0.
-
-    Attributes:
-      sensitivities: sensitivities in units of C.
-      probabilities: probability of each; their sum is at most 1.
-      noise_multiplier: noise standard deviation divided by C.
-    """
-
-    sensitivities: Sequence[float]
-    probabilities: Sequence[float]
-    noise_multiplier: float
 
 
 def nonprivate_event() -> dp_accounting.DpEvent:
@@ -221,58 +184,49 @@ def user_ldp_event(noise_multiplier: float) -> dp_accounting.DpEvent:
     return dp_accounting.GaussianDpEvent(noise_multiplier / 2.0)
 
 
-def revealed_event(
-    sensitivities: Iterable[float], probabilities: Iterable[float], noise_multiplier: float
-) -> dp_accounting.DpEvent:
-    """A step in which a Gaussian of KNOWN sensitivity runs; see `RevealedSensitivityDpEvent`.
+def silo_event(p: float, noise_multiplier: float) -> dp_accounting.DpEvent:
+    """One round for the SILO unit under a trusted server (user-level FedAvg): rate p.
 
-    Over T steps, with one sensitivity c of probability p, delta(eps) = sum_n Binom(n; T, p)
-    delta_Gauss(eps; c sqrt(n) / sigma).
+    Each silo's update is clipped to C, the server samples silos independently with probability p,
+    sums and adds the noise once (McMahan et al. 2018). Without a trusted server the silo adds its
+    own noise: `user_ldp_event`.
 
     Args:
-      sensitivities: sensitivities in units of C, finite, >= 0.
-      probabilities: as many probabilities, of sum at most 1; with the rest nothing is released.
+      p: probability that one silo takes part in a round, in [0, 1].
       noise_multiplier: noise standard deviation divided by C, finite, >= 0.
-
-    Raises:
-      ValueError, TypeError: an argument is out of its range, or the lengths differ.
-    """
-    for name, values in (("sensitivities", sensitivities), ("probabilities", probabilities)):
-        if not isinstance(values, Iterable):
-            raise TypeError(f"{name} must be a list of numbers, got {values!r}.")
-    sens = tuple(_checks.sensitivity("sensitivities", c) for c in sensitivities)
-    probs = tuple(_checks.probability("probabilities", v) for v in probabilities)
-    noise_multiplier = _checks.noise("noise_multiplier", noise_multiplier)
-    if len(sens) != len(probs):
-        raise ValueError(
-            f"sensitivities and probabilities must be of one length, "
-            f"got {len(sens)} and {len(probs)}."
-        )
-    if math.fsum(probs) > 1.0 + 1e-9:
-        raise ValueError(
-            f"probabilities must sum to at most 1, got {math.fsum(probs):.9g}; give the "
-            f"probability of each sensitivity in one step."
-        )
-    if noise_multiplier == 0.0:
-        return nonprivate_event()
-    return RevealedSensitivityDpEvent(sens, probs, noise_multiplier)
-
-
-def element_event(p: float, noise_multiplier: float) -> dp_accounting.DpEvent:
-    """One step of `ElementDP` (Asi, Duchi, Javidi) for the ELEMENT unit, one element REPLACED.
-
-    Replacing one element moves the sum by 2 rho. The sampling of the subject does NOT amplify: the
-    subject's other elements show that the subject was sampled. So with probability p a Gaussian of
-    sensitivity 2 rho runs and its presence is revealed. (Their Proposition 2 (i) amplifies.)
-
-    Args:
-      p: probability that one subject is in the batch, in [0, 1].
-      noise_multiplier: noise standard deviation divided by rho, finite, >= 0.
 
     Raises:
       ValueError, TypeError: an argument is out of its range; the message names it.
     """
-    return revealed_event([2.0], [_checks.probability("p", p)], noise_multiplier)
+    return subject_event(p, noise_multiplier)
+
+
+def truncated_poisson_event(
+    q: float, n_items: int, max_batch_size: int, noise_multiplier: float
+) -> dp_accounting.DpEvent:
+    """One step of `ItemDP` for the ITEM unit with a Poisson batch cut at random to a largest size.
+
+    A full batch makes an added item displace another: 2 C instead of C (Ganesh et al.,
+    arXiv:2508.15089). With `max_batch_size` far above q * n_items it is `item_event`.
+
+    Args:
+      q: probability that one item is drawn, in [0, 1].
+      n_items: items in the data, the protected one included (public), >= 1.
+      max_batch_size: largest number of items kept, >= 1.
+      noise_multiplier: noise standard deviation divided by C, finite, >= 0.
+
+    Raises:
+      ValueError, TypeError: an argument is out of its range; the message names it.
+    """
+    q = _checks.probability("q", q)
+    n_items = _checks.integer("n_items", n_items, 1)
+    max_batch_size = _checks.integer("max_batch_size", max_batch_size, 1)
+    noise_multiplier = _checks.noise("noise_multiplier", noise_multiplier)
+    if noise_multiplier == 0.0:
+        return nonprivate_event()
+    return dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(
+        n_items, q, max_batch_size, noise_multiplier
+    )
 
 
 def element_subject_event(
@@ -290,57 +244,6 @@ def element_subject_event(
     """
     elements = _checks.integer("elements", elements, 1)
     return subject_event(p, _checks.noise("noise_multiplier", noise_multiplier) / elements)
-
-
-def replace_one_event(p: float, noise_multiplier: float) -> dp_accounting.DpEvent:
-    """One Poisson-sampled step when one unit's contribution is REPLACED (each of norm <= C).
-
-    See `PoissonReplaceOneDpEvent`. At p = 1 it is the Gaussian of sensitivity 2 C.
-
-    Args:
-      p: probability that the unit is in the batch, in [0, 1].
-      noise_multiplier: noise standard deviation divided by C, finite, >= 0.
-
-    Raises:
-      ValueError, TypeError: an argument is out of its range; the message names it.
-    """
-    p = _checks.probability("p", p)
-    noise_multiplier = _checks.noise("noise_multiplier", noise_multiplier)
-    if noise_multiplier == 0.0:
-        return nonprivate_event()
-    return PoissonReplaceOneDpEvent(p, noise_multiplier)
-
-
-def fixed_size_event(
-    population: int, batch_size: int, noise_multiplier: float
-) -> dp_accounting.DpEvent:
-    """One step with a batch drawn WITHOUT replacement, one unit REPLACED (engine "rdp" only).
-
-    Replacing a unit moves the sum by up to 2 C, while dp_accounting's event takes a multiplier
-    relative to that move; hence the Gaussian inside has multiplier `noise_multiplier` / 2.
-
-    Args:
-      population: number of units in the data, >= 1 (public).
-      batch_size: number of units in a batch, 1 <= batch_size <= population.
-      noise_multiplier: noise standard deviation divided by C, finite, >= 0.
-
-    Raises:
-      ValueError, TypeError: an argument is out of its range; the message names it.
-    """
-    population = _checks.integer("population", population, 1)
-    batch_size = _checks.integer("batch_size", batch_size, 1)
-    noise_multiplier = _checks.noise("noise_multiplier", noise_multiplier)
-    if batch_size > population:
-        raise ValueError(
-            f"batch_size must not exceed population, got batch_size={batch_size} and "
-            f"population={population}; the sampling rate "
-            f"{batch_size / population:g} would exceed 1."
-        )
-    if noise_multiplier == 0.0:
-        return nonprivate_event()
-    return dp_accounting.SampledWithoutReplacementDpEvent(
-        population, batch_size, dp_accounting.GaussianDpEvent(noise_multiplier / 2.0)
-    )
 
 
 def compose(

@@ -10,23 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import dp_accounting
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting.events import PoissonReplaceOneDpEvent, RevealedSensitivityDpEvent
-from tf_subjectdp.accounting.mechanisms import (
-    FixedSize,
-    Gaussian,
-    Mechanism,
-    ReplaceOne,
-    make_mixture,
-    make_revealed,
-)
+from tf_subjectdp.accounting.canonical import NotPrivate, canonical
+from tf_subjectdp.accounting.mechanisms import Gaussian, Mechanism
 
-_INF = math.inf
+ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,18 +42,18 @@ class Ledger:
         return mechanism.mu if len(self.entries) == 1 and mechanism.is_gaussian else None
 
 
-class _NotPrivate(Exception):
-    """Raised inside the walk by an event without noise."""
-
-
-def ledger(event: dp_accounting.DpEvent, steps: int) -> Ledger:
+def ledger(
+    event: dp_accounting.DpEvent,
+    steps: int,
+    relation: dp_accounting.NeighboringRelation = ADD_OR_REMOVE,
+) -> Ledger:
     """Decomposes `steps` runs of `event`.
 
     Args:
-      event: any nesting of the events of `tf_subjectdp.accounting` and of dp_accounting's NoOp,
-        NonPrivate, Gaussian, PoissonSampled (of Gaussians), MixtureOfGaussians,
-        SampledWithoutReplacement (of Gaussians), SelfComposed and Composed.
+      event: any nesting of the events of `tf_subjectdp.accounting` and of dp_accounting's that
+        `canonical` knows.
       steps: how often it runs, >= 0.
+      relation: what neighbouring data are, for events that leave it open (`canonical`).
 
     Raises:
       TypeError: `event` is not a `DpEvent`, or `steps` not an integer.
@@ -86,8 +78,8 @@ def ledger(event: dp_accounting.DpEvent, steps: int) -> Ledger:
             stack.extend((part, count) for part in reversed(current.events))
             continue
         try:
-            mechanism = _canonical(current)
-        except _NotPrivate:
+            mechanism = canonical(current, relation)
+        except NotPrivate:
             nonprivate = nonprivate or count > 0
             continue
         if mechanism is not None and count > 0:
@@ -109,123 +101,3 @@ def _merge_gaussians(counts: dict[Mechanism, int]) -> tuple[tuple[Mechanism, int
     if squares:
         others.insert(0, (Gaussian(math.sqrt(math.fsum(squares))), 1))
     return tuple(others)
-
-
-def _canonical(event: dp_accounting.DpEvent) -> Mechanism | None:
-    """The mechanism of a single event; None if it releases nothing; raises _NotPrivate."""
-    for kind, convert in _CONVERTERS:
-        if isinstance(event, kind):
-            return convert(event)
-    raise ValueError(
-        f"this accountant does not know the event {event!r} of type {type(event).__name__}; known "
-        f"are the events of tf_subjectdp.accounting and, from dp_accounting, "
-        f"{', '.join(sorted(kind.__name__ for kind, _ in _CONVERTERS if 'Dp' in kind.__name__))}, "
-        f"SelfComposedDpEvent and ComposedDpEvent."
-    )
-
-
-def _noise(event: Any, value: Any) -> float:
-    """Noise multiplier of `event`; infinite noise is allowed (nothing is released)."""
-    if value == _INF:
-        return _INF
-    number = _checks.noise(f"noise of {type(event).__name__}", value)
-    if number == 0.0:
-        raise _NotPrivate
-    return number
-
-
-def _effective_gaussian(event: Any, outer: Any) -> float:
-    """1/sigma^2 of Gaussians that all see the same batch, hence are one Gaussian query."""
-    if isinstance(event, dp_accounting.NoOpDpEvent):
-        return 0.0
-    if isinstance(event, dp_accounting.NonPrivateDpEvent):
-        raise _NotPrivate
-    if isinstance(event, dp_accounting.GaussianDpEvent):
-        return _noise(event, event.noise_multiplier) ** -2
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        count = _checks.integer("count", event.count, 0)
-        return count * _effective_gaussian(event.event, outer) if count else 0.0
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return math.fsum(_effective_gaussian(part, outer) for part in event.events)
-    raise ValueError(
-        f"{type(outer).__name__} may only contain Gaussian events (or compositions of them), got "
-        f"{event!r}; state the sampled mechanism as one event, for instance with group_event."
-    )
-
-
-def _gaussian(event: dp_accounting.GaussianDpEvent) -> Mechanism | None:
-    sigma = _noise(event, event.noise_multiplier)
-    return None if sigma == _INF else Gaussian(1.0 / sigma)
-
-
-def _poisson(event: dp_accounting.PoissonSampledDpEvent) -> Mechanism | None:
-    rate = _checks.probability("sampling_probability", event.sampling_probability)
-    if rate == 0.0:
-        return None
-    precision = _effective_gaussian(event.event, event)
-    if precision == 0.0:
-        return None
-    return make_mixture((0.0, math.sqrt(precision)), (1.0 - rate, rate))
-
-
-def _mixture(event: dp_accounting.dp_event.MixtureOfGaussiansDpEvent) -> Mechanism | None:
-    sigma = _noise(event, event.standard_deviation)
-    sens = [_checks.sensitivity("sensitivities", c) for c in event.sensitivities]
-    probs = [_checks.probability("sampling_probs", w) for w in event.sampling_probs]
-    if len(sens) != len(probs) or not sens:
-        raise ValueError(
-            f"MixtureOfGaussiansDpEvent needs as many sensitivities as sampling_probs, at "
-            f"least one; got {len(sens)} and {len(probs)}."
-        )
-    if abs(math.fsum(probs) - 1.0) > 1e-9:
-        raise ValueError(
-            f"sampling_probs of MixtureOfGaussiansDpEvent must sum to 1, "
-            f"got {math.fsum(probs):.12g}."
-        )
-    return None if sigma == _INF else make_mixture([c / sigma for c in sens], probs)
-
-
-def _replace_one(event: PoissonReplaceOneDpEvent) -> Mechanism | None:
-    p = _checks.probability("sampling_probability", event.sampling_probability)
-    sigma = _noise(event, event.noise_multiplier)
-    if p == 0.0 or sigma == _INF:
-        return None
-    return Gaussian(2.0 / sigma) if p == 1.0 else ReplaceOne(p, 1.0 / sigma)
-
-
-def _revealed(event: RevealedSensitivityDpEvent) -> Mechanism | None:
-    sigma = _noise(event, event.noise_multiplier)
-    if sigma == _INF:
-        return None
-    return make_revealed([c / sigma for c in event.sensitivities], list(event.probabilities))
-
-
-def _without_replacement(event: dp_accounting.SampledWithoutReplacementDpEvent) -> Mechanism | None:
-    population = _checks.integer("source_dataset_size", event.source_dataset_size, 1)
-    batch = _checks.integer("sample_size", event.sample_size, 0)
-    if batch > population:
-        raise ValueError(
-            f"sample_size must not exceed source_dataset_size, got {batch} and {population}."
-        )
-    precision = _effective_gaussian(event.event, event) if batch else 0.0
-    if precision == 0.0:
-        return None
-    if batch == population:
-        return Gaussian(math.sqrt(precision))
-    return FixedSize(population, batch, precision**-0.5)
-
-
-def _non_private(event: dp_accounting.NonPrivateDpEvent) -> Mechanism | None:
-    raise _NotPrivate
-
-
-_CONVERTERS: tuple[tuple[type, Callable[[Any], Mechanism | None]], ...] = (
-    (dp_accounting.NoOpDpEvent, lambda event: None),
-    (dp_accounting.NonPrivateDpEvent, _non_private),
-    (dp_accounting.GaussianDpEvent, _gaussian),
-    (dp_accounting.PoissonSampledDpEvent, _poisson),
-    (dp_accounting.dp_event.MixtureOfGaussiansDpEvent, _mixture),
-    (dp_accounting.SampledWithoutReplacementDpEvent, _without_replacement),
-    (PoissonReplaceOneDpEvent, _replace_one),
-    (RevealedSensitivityDpEvent, _revealed),
-)

@@ -40,7 +40,18 @@ class Pair:
     dropped: float = 0.0
 
 
-Branches = tuple[tuple[float, Pair], ...]
+@dataclasses.dataclass(frozen=True)
+class LossAtoms:
+    """A discrete pair: mass `masses[i]` of P on the privacy loss `losses[i]` (log P/Q), ascending.
+
+    Q has mass masses[i] * exp(-losses[i]) there. Both sum to 1: no loss is infinite.
+    """
+
+    losses: tuple[float, ...]
+    masses: tuple[float, ...]
+
+
+Branches = tuple[tuple[float, Pair | LossAtoms], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +133,57 @@ class Revealed(Mechanism):
         pairs = [gaussian_pair(mu) for mu in self.mus[low:high]]
         pairs[-1] = dataclasses.replace(pairs[-1], dropped=dropped)
         return (tuple(zip(map(float, weights), pairs, strict=True)),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Atoms(Mechanism):
+    """A mechanism that is not Gaussian, by its discrete loss distributions of both directions."""
+
+    remove: LossAtoms
+    add: LossAtoms
+
+    def directions(self) -> tuple[Branches, ...]:
+        first, second = ((1.0, self.remove),), ((1.0, self.add),)
+        return (first,) if self.remove == self.add else (first, second)
+
+
+@dataclasses.dataclass(frozen=True)
+class Known(Mechanism):
+    """One of `parts` (probability, mechanism) runs and the adversary learns which.
+
+    The probabilities sum to at most 1; with the rest nothing is released. A part is no `Known`
+    itself, nor one without a loss distribution.
+    """
+
+    parts: tuple[tuple[float, Mechanism], ...]
+
+    def directions(self) -> tuple[Branches, ...]:
+        per_part = [(weight, part.directions()) for weight, part in self.parts]
+        sides = max(len(directions) for _, directions in per_part)
+        return tuple(
+            tuple(
+                (weight * probability, pair)
+                for weight, directions in per_part
+                for probability, pair in directions[min(side, len(directions) - 1)]
+            )
+            for side in range(sides)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ZeroConcentrated(Mechanism):
+    """(xi, rho)-zCDP: Renyi divergence of every order alpha at most xi + rho * alpha."""
+
+    pld_refusal: ClassVar[str | None] = (
+        "a zCDP bound has no privacy loss distribution; "
+        'use engine="rdp" for a composition that contains it'
+    )
+
+    rho: float
+    xi: float
+
+    def directions(self) -> tuple[Branches, ...]:
+        raise ValueError(f"{self!r}: {self.pld_refusal}.")
 
 
 @dataclasses.dataclass(frozen=True)

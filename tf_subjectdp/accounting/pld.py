@@ -28,6 +28,7 @@ from tf_subjectdp.accounting.cumulants import Cumulants, Direction
 from tf_subjectdp.accounting.discretise import discretise, infinite_mass
 from tf_subjectdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from tf_subjectdp.accounting.ledger import Ledger
+from tf_subjectdp.accounting.mechanisms import Atoms, LossAtoms
 from tf_subjectdp.accounting.rdp import rdp_epsilon
 
 _LOGGER = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def pld_epsilon(ledger: Ledger, delta: float, relative_error: float = TARGET_ERR
     if mu is not None:
         return gaussian_epsilon(mu, delta)
     if delta == 0.0:
-        return math.inf
+        return _pure_epsilon(ledger)
     if delta < SMALLEST_PLD_DELTA:
         raise ValueError(
             f"delta={delta:g} is below {SMALLEST_PLD_DELTA:g}, where this arithmetic ends; "
@@ -110,6 +111,16 @@ def pld_delta(ledger: Ledger, epsilon: float, relative_error: float = TARGET_ERR
     return min(answer, 1.0)
 
 
+def _pure_epsilon(ledger: Ledger) -> float:
+    """epsilon at delta 0: infinite as soon as anything is Gaussian."""
+    if not all(isinstance(mechanism, Atoms) for mechanism, _ in ledger.entries):
+        return math.inf
+    return max(
+        math.fsum(count * branches[0][1].losses[-1] for branches, count in direction)
+        for direction in _directions(ledger)
+    )
+
+
 def _refuse_unsupported(ledger: Ledger) -> None:
     for mechanism, _ in ledger.entries:
         if mechanism.pld_refusal is not None:
@@ -121,7 +132,10 @@ def _refuse_unsupported(ledger: Ledger) -> None:
 def _largest_shift(ledger: Ledger) -> float:
     """The largest distance of a component of P from 0, in standard deviations of the noise."""
     branches = (b for mechanism, _ in ledger.entries for b in mechanism.directions()[0])
-    return max(max(pair.p_locations) for _, pair in branches)
+    return max(
+        (max(pair.p_locations) for _, pair in branches if not isinstance(pair, LossAtoms)),
+        default=0.0,
+    )
 
 
 def _directions(ledger: Ledger) -> Sequence[Direction]:

@@ -1,42 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The RDP engine: Renyi divergences at real orders, and their conversion to (epsilon, delta).
 
-The Renyi divergence of a mixture of Gaussians is computed by quadrature of exp(log integrand), not
-bounded away; of known sensitivities in closed form; of sampling without replacement by
-dp_accounting (Wang, Balle, Kasiviswanathan, arXiv:1808.00087, Theorem 27) with the replace-one
-relation. Conversion: Canonne, Kamath, Steinke, arXiv:2004.00010, Proposition 12. The order is
-optimised for the composition at hand, and kept away from 1, where the conversion loses its digits.
+Divergences are those of `renyi`. Conversion: Canonne, Kamath, Steinke, arXiv:2004.00010,
+Proposition 12. The order is optimised for the composition at hand, and kept away from 1, where the
+conversion loses its digits.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
-import dp_accounting
 import numpy as np
-from scipy import special
 
-from tf_subjectdp.accounting.discretise import log_ratio
 from tf_subjectdp.accounting.ledger import Ledger
-from tf_subjectdp.accounting.mechanisms import (
-    FixedSize,
-    Gaussian,
-    Mechanism,
-    Pair,
-    Revealed,
-)
+from tf_subjectdp.accounting.mechanisms import FixedSize, Known, Mechanism, Mixture
+from tf_subjectdp.accounting.renyi import SMALLEST_THETA, cumulant, sides
 
-#: Orders are 1 + theta with theta in this range.
-_SMALLEST_THETA = 0.02
+#: Orders are 1 + theta with theta in [SMALLEST_THETA, this].
 _LARGEST_THETA = 1e7
 # dp_accounting's bound without replacement takes time proportional to the order (squared below
 # 257).
 _LARGEST_FIXED_SIZE_ORDER = 2048
-_SCAN_POINTS = 2001
-_MAX_ENTRIES = 3_000_000
-_LOG_ROOT_2PI = 0.5 * math.log(2.0 * math.pi)
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
@@ -57,10 +42,9 @@ def rdp_epsilon(ledger: Ledger, delta: float) -> float:
     budget = delta - ledger.steps * _slack(ledger)
     if budget <= 0.0:
         return math.inf
-    log_delta = math.log(budget)
 
-    def converted(theta: float, cumulant: float) -> float:
-        return (cumulant - log_delta - math.log1p(theta)) / theta - math.log1p(1.0 / theta)
+    def converted(theta: float, total: float) -> float:
+        return convert_epsilon(theta, total, budget)
 
     return max(0.0, _minimise(ledger, converted))
 
@@ -77,41 +61,41 @@ def rdp_delta(ledger: Ledger, epsilon: float) -> float:
     if not ledger.entries:
         return 0.0
 
-    def converted(theta: float, cumulant: float) -> float:
-        return cumulant - theta * (epsilon + math.log1p(1.0 / theta)) - math.log1p(theta)
+    def converted(theta: float, total: float) -> float:
+        return _log_delta(theta, total, epsilon)
 
     log_delta = _minimise(ledger, converted)
     return min(1.0, math.exp(min(log_delta, 0.0)) + ledger.steps * _slack(ledger))
 
 
-def renyi_divergence(mechanism: Mechanism, order: float) -> float:
-    """Renyi divergence of one step of `mechanism`, the larger of its directions.
+def convert_epsilon(theta: float, total: float, delta: float) -> float:
+    """epsilon at `delta` from a cumulant: `total` is theta times the divergence of order 1 + theta.
 
-    Args:
-      mechanism: a canonical mechanism.
-      order: alpha > 1 (at least 1.02), real.
-
-    Raises:
-      ValueError: order is below 1.02, where the quotient by alpha - 1 loses its digits.
+    May be negative, where epsilon is 0; infinite at delta = 0.
     """
-    theta = order - 1.0
-    if not theta >= _SMALLEST_THETA * (1.0 - 1e-9):
-        raise ValueError(
-            f"Renyi orders must be at least {1 + _SMALLEST_THETA}, got {order!r}; closer to 1 the "
-            f"divergence cannot be told from rounding errors."
-        )
-    return max(_cumulant(mechanism, d, theta) for d in _direction_numbers(mechanism)) / theta
+    if delta == 0.0:
+        return math.inf
+    return (total - math.log(delta) - math.log1p(theta)) / theta - math.log1p(1.0 / theta)
+
+
+def convert_delta(theta: float, total: float, epsilon: float) -> float:
+    """delta at `epsilon` from a cumulant, as in `convert_epsilon`; in [0, 1]."""
+    return math.exp(min(_log_delta(theta, total, epsilon), 0.0))
+
+
+def _log_delta(theta: float, total: float, epsilon: float) -> float:
+    return total - theta * (epsilon + math.log1p(1.0 / theta)) - math.log1p(theta)
 
 
 def _slack(ledger: Ledger) -> float:
     """Mass per step that a mixture may have dropped from its far tail (it goes into delta)."""
-    return max((getattr(m, "dropped", 0.0) for m, _ in ledger.entries), default=0.0)
+    return max((_dropped(mechanism) for mechanism, _ in ledger.entries), default=0.0)
 
 
-def _direction_numbers(mechanism: Mechanism) -> tuple[int, ...]:
-    if isinstance(mechanism, (FixedSize, Gaussian, Revealed)):
-        return (0,)
-    return tuple(range(len(mechanism.directions())))
+def _dropped(mechanism: Mechanism) -> float:
+    if isinstance(mechanism, Known):
+        return max(_dropped(part) for _, part in mechanism.parts)
+    return mechanism.dropped if isinstance(mechanism, Mixture) else 0.0
 
 
 def _minimise(ledger: Ledger, converted: Callable[[float, float], float]) -> float:
@@ -119,26 +103,36 @@ def _minimise(ledger: Ledger, converted: Callable[[float, float], float]) -> flo
     largest = _LARGEST_THETA
     if any(isinstance(m, FixedSize) for m, _ in ledger.entries):
         largest = _LARGEST_FIXED_SIZE_ORDER - 1.0
-    sides = max(len(_direction_numbers(m)) for m, _ in ledger.entries)
-    return max(_minimise_side(ledger, converted, largest, side) for side in range(sides))
+    both = max(sides(mechanism) for mechanism, _ in ledger.entries)
+    worst = -math.inf
+    for side in range(both):
+        worst = max(worst, _minimise_side(ledger, converted, largest, side, worst))
+    return worst
 
 
 def _minimise_side(
-    ledger: Ledger, converted: Callable[[float, float], float], largest: float, side: int
+    ledger: Ledger,
+    converted: Callable[[float, float], float],
+    largest: float,
+    side: int,
+    enough: float,
 ) -> float:
+    """Smallest over orders in one direction; anything not above `enough`, the other's, will do."""
+
     def value(log_theta: float) -> float:
         theta = math.exp(log_theta)
         total = 0.0
         for mechanism, count in ledger.entries:
-            direction = min(side, len(_direction_numbers(mechanism)) - 1)
-            total += count * _cumulant(mechanism, direction, theta)
+            total += count * cumulant(mechanism, side, theta)
         return converted(theta, total)
 
-    grid = np.linspace(math.log(_SMALLEST_THETA), math.log(largest), 29)
+    grid = np.linspace(math.log(SMALLEST_THETA), math.log(largest), 29)
     values: list[float] = []
     for point in grid:
         values.append(value(float(point)))
         best = int(np.argmin(values))
+        if values[best] <= enough:
+            return values[best]
         # The objective has one minimum (the cumulants are convex): no need to go far beyond it.
         if len(values) - best > 3 and math.isfinite(values[best]):
             break
@@ -167,119 +161,3 @@ def _minimise_side(
         whole = [float(o) for o in range(max(order, 2), order + 3)]
         smallest = min(smallest, *(value(math.log(o - 1.0)) for o in whole))
     return smallest
-
-
-def _cumulant(mechanism: Mechanism, direction: int, theta: float) -> float:
-    """theta times the Renyi divergence of order 1 + theta, >= 0."""
-    if isinstance(mechanism, Gaussian):
-        return 0.5 * theta * (1.0 + theta) * mechanism.mu**2
-    if isinstance(mechanism, Revealed):
-        return _log_mean_exp(
-            0.5 * theta * (1.0 + theta) * np.square(mechanism.mus),
-            np.array(mechanism.probabilities),
-        )
-    if isinstance(mechanism, FixedSize):
-        return _fixed_size(mechanism, theta)
-    ((_, pair),) = mechanism.directions()[direction]
-    return max(0.0, _mixture_cumulant(pair, theta))
-
-
-def _log_mean_exp(exponents: np.ndarray, weights: np.ndarray) -> float:
-    """log(1 - sum w + sum w exp(e)) for e >= 0, exact for small e."""
-    peak = float(exponents.max())
-    if peak < 30.0:
-        return float(np.log1p(weights @ np.expm1(exponents)))
-    rest = max(0.0, 1.0 - float(weights.sum()))
-    scaled = weights @ np.exp(exponents - peak) + rest * math.exp(-min(peak, 745.0))
-    return peak + math.log(float(scaled))
-
-
-def _fixed_size(mechanism: FixedSize, theta: float) -> float:
-    """Between integer orders the cumulant is bounded by its chord (it is convex)."""
-    order = 1.0 + theta
-    below = math.floor(order)
-    share = order - below
-    lower = _fixed_size_at(mechanism, below)
-    if share < 1e-12:
-        return lower
-    return (1.0 - share) * lower + share * _fixed_size_at(mechanism, below + 1)
-
-
-@functools.lru_cache(maxsize=4096)
-def _fixed_size_at(mechanism: FixedSize, order: int) -> float:
-    if order == 1:
-        return 0.0
-    accountant = dp_accounting.rdp.RdpAccountant(
-        [float(order)], dp_accounting.NeighboringRelation.REPLACE_ONE
-    )
-    accountant.compose(
-        dp_accounting.SampledWithoutReplacementDpEvent(
-            mechanism.population,
-            mechanism.batch_size,
-            # More noise than this is counted as this much: its logarithms would cancel.
-            dp_accounting.GaussianDpEvent(min(mechanism.noise_multiplier, 1e6)),
-        )
-    )
-    # The accountant only tells epsilon(delta): its conversion is undone. delta is so small that the
-    # conversion takes its general branch, and costs about 13 digits at most.
-    delta = 1e-30
-    epsilon = accountant.get_epsilon(delta)
-    divergence = epsilon - math.log1p(-1.0 / order) + math.log(delta * order) / (order - 1.0)
-    # Never more than the Gaussian itself, which is the bound without any amplification.
-    plain = order / (2.0 * mechanism.noise_multiplier**2)
-    return (order - 1.0) * min(max(divergence, 0.0) + 1e-13, plain)
-
-
-def _mixture_cumulant(pair: Pair, theta: float) -> float:
-    """log of the integral of P^(1+theta) Q^(-theta): trapezoid rule, or a bound at extremes."""
-    p_low, p_high = min(pair.p_locations), max(pair.p_locations)
-    q_low, q_high = min(pair.q_locations), max(pair.q_locations)
-    # The integrand's logarithm is stationary where x = (1+theta) E_P[c|x] - theta E_Q[c|x].
-    low = (1.0 + theta) * p_low - theta * q_high - 14.0
-    high = (1.0 + theta) * p_high - theta * q_low + 14.0
-    # Its second derivative is at least -1 - theta Var_Q: peaks are this wide at least. The
-    # integrand's singularities in the complex plane lie pi / (distance of neighbouring locations)
-    # away.
-    width = 1.0 / math.sqrt(1.0 + theta * 0.25 * (q_high - q_low) ** 2)
-    points = np.unique(np.concatenate([pair.p_locations, pair.q_locations]))
-    gap = float(np.diff(points).max()) if len(points) > 1 else 0.0
-    spacing = min(0.25 * width, 0.6 / gap if gap else 1.0)
-    scan_points = _SCAN_POINTS
-    if len(pair.p_locations) > 1:
-        # Several peaks are possible: none may fall between two points of the scan. (With a single P
-        # the integrand is log-concave and the scan cannot miss its one peak.)
-        scan_points = max(scan_points, math.ceil(min((high - low) / (4.0 * width), 1e9)))
-    most = _MAX_ENTRIES // max(len(pair.p_locations), len(pair.q_locations))
-    if scan_points > most:
-        return _convexity_bound(pair, theta)
-    scan = np.linspace(low, high, scan_points)
-    step = scan[1] - scan[0]
-    height = _log_integrand(pair, theta, scan)
-    keep = np.flatnonzero(height > height.max() - 80.0)
-    low = max(low, float(scan[keep[0]]) - 2.0 * step)
-    high = min(high, float(scan[keep[-1]]) + 2.0 * step)
-    if (high - low) / spacing > most:
-        return _convexity_bound(pair, theta)
-    x = np.arange(low, high + spacing, spacing)
-    value = _log_integrand(pair, theta, x)
-    return float(special.logsumexp(value)) + math.log(spacing)
-
-
-def _log_integrand(pair: Pair, theta: float, x: np.ndarray) -> np.ndarray:
-    lp, _ = log_ratio(x, pair.p_locations, pair.p_weights, 1.0 - math.fsum(pair.p_weights))
-    lq, _ = log_ratio(x, pair.q_locations, pair.q_weights, 1.0 - math.fsum(pair.q_weights))
-    return (1.0 + theta) * lp - theta * lq - 0.5 * x * x - _LOG_ROOT_2PI
-
-
-def _convexity_bound(pair: Pair, theta: float) -> float:
-    """Without quadrature: exp(cumulant) is jointly convex, so the mixtures' mean bounds it."""
-    if len(pair.p_weights) == len(pair.q_weights):
-        distance = np.subtract(pair.p_locations, pair.q_locations)
-        weights = np.asarray(pair.p_weights)
-    elif len(pair.q_weights) == 1:
-        distance = np.subtract(pair.p_locations, pair.q_locations[0])
-        weights = np.asarray(pair.p_weights)
-    else:
-        distance = np.subtract(pair.p_locations[0], pair.q_locations)
-        weights = np.asarray(pair.q_weights)
-    return _log_mean_exp(0.5 * theta * (1.0 + theta) * np.square(distance), weights)

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One file an algorithm: its clipping rule, its divisor, its accounting event, the paper's lines.
 
-Knows `accounting` and `clipping`; `noise` is the one place where noise is made.
+Knows `accounting` and `clipping`; `noise` is the one place where noise is made. TensorFlow is loaded
+when a batch is at hand.
 """
+
+import importlib
+from typing import Any
 
 from tf_subjectdp.algorithms.base import (
     Algorithm,
@@ -15,7 +19,6 @@ from tf_subjectdp.algorithms.base import (
 from tf_subjectdp.algorithms.group_dp import GroupDP
 from tf_subjectdp.algorithms.higradavg import HiGradAvg
 from tf_subjectdp.algorithms.item_dp import ItemDP
-from tf_subjectdp.algorithms.noise import add_gaussian_noise
 from tf_subjectdp.algorithms.subject_dp import SubjectDP
 from tf_subjectdp.algorithms.user_ldp import UserLDP
 
@@ -33,3 +36,9 @@ __all__ = [
     "check_noise_multiplier",
     "register_algorithm",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "add_gaussian_noise":
+        return importlib.import_module("tf_subjectdp.algorithms.noise").add_gaussian_noise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every algorithm is: a clipping rule, a divisor and its guarantee under each sampling.
 
-Knows `accounting` events and `clipping` partitions; imports nothing else of the package.
+Knows `accounting` events and `clipping` partitions; imports nothing else of the package. TensorFlow
+is loaded when a batch is at hand, not before: a plan can be made and stated without it.
 """
+
+from __future__ import annotations
 
 import abc
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dp_accounting
 import numpy as np
-import tensorflow as tf
 from scipy import stats
 
-from tf_subjectdp import accounting
-from tf_subjectdp.clipping import BatchPartition
+from tf_subjectdp import accounting, clipping
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 # Below this the squares of a float32 gradient vanish before they can be compared with the bound;
 # above the other, the bound or its noise is no longer a float32 number.
@@ -221,7 +225,7 @@ class Algorithm(abc.ABC):
         object.__setattr__(self, "clip_norm", clip_norm)
 
     @abc.abstractmethod
-    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> BatchPartition:
+    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> clipping.BatchPartition:
         """Says which rows of a batch form which clipped term.
 
         Args:

@@ -13,14 +13,16 @@ A subject with j items in the batch moves the sum by j C, j ~ Binomial(k, q): a 
 the tail of the mixture sits at Z.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import tensorflow as tf
-
-from tf_subjectdp import accounting
+from tf_subjectdp import accounting, clipping
 from tf_subjectdp.algorithms import base, item_dp
-from tf_subjectdp.clipping import BatchPartition, random_subset, subject_index
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @base.register_algorithm
@@ -42,11 +44,11 @@ class GroupDP(base.Algorithm):
         cap = base.check_cap("max_items_per_subject", self.max_items_per_subject)
         object.__setattr__(self, "max_items_per_subject", cap)
 
-    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> BatchPartition:
+    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> clipping.BatchPartition:
         if self.max_items_per_subject is not None:
-            index = subject_index(subject, mask)
-            mask = random_subset(index, self.max_items_per_subject) >= 0
-        return item_dp.one_term_per_item(tf.size(mask), mask)
+            index = clipping.subject_index(subject, mask)
+            mask = clipping.random_subset(index, self.max_items_per_subject) >= 0
+        return clipping.item_terms(mask)
 
     def _most(self, items: int) -> int:
         cap = self.max_items_per_subject

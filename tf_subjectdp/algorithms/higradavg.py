@@ -13,14 +13,16 @@ with probability 1 - (1-q)^k. Published rates: q (2022, too small), k q (2023, a
 function of the data; `normalization="expected_subjects"` divides by its expectation instead.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import tensorflow as tf
-
-from tf_subjectdp import accounting
+from tf_subjectdp import accounting, clipping
 from tf_subjectdp.algorithms import base, item_dp
-from tf_subjectdp.clipping import BatchPartition, sizes_of_rows, subject_index
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _NORMALIZATIONS = ("expected_items", "expected_subjects")
 
@@ -47,9 +49,9 @@ class HiGradAvg(base.Algorithm):
                 f"normalization={self.normalization!r} is unknown; use one of {_NORMALIZATIONS}."
             )
 
-    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> BatchPartition:
-        terms = item_dp.one_term_per_item(tf.size(mask), mask)
-        return terms._replace(group_scale=1.0 / sizes_of_rows(subject_index(subject, mask)))
+    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> clipping.BatchPartition:
+        sizes = clipping.sizes_of_rows(clipping.subject_index(subject, mask))
+        return clipping.item_terms(mask)._replace(group_scale=1.0 / sizes)
 
     def divisor(self, facts: base.SamplingFacts) -> float:
         if self.normalization == "expected_subjects":

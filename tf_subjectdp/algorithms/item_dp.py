@@ -10,14 +10,16 @@ A subject with j items in the batch moves the sum by up to j C. So the promise t
 familiar one, and the promise to a person is that of a group whose size is random.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import tensorflow as tf
-
-from tf_subjectdp import accounting
+from tf_subjectdp import accounting, clipping
 from tf_subjectdp.algorithms import base
-from tf_subjectdp.clipping import BatchPartition
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @base.register_algorithm
@@ -31,8 +33,8 @@ class ItemDP(base.Algorithm):
 
     kind: ClassVar[str] = "linear"
 
-    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> BatchPartition:
-        return one_term_per_item(tf.size(mask), mask)
+    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> clipping.BatchPartition:
+        return clipping.item_terms(mask)
 
     def _subject_under_poisson_items(self, facts, sigma):
         return base.Guarantee(
@@ -69,12 +71,6 @@ class ItemDP(base.Algorithm):
 
     def _item_under_shuffle(self, facts, sigma):
         return shuffled_item(facts, sigma)
-
-
-def one_term_per_item(rows: tf.Tensor, mask: tf.Tensor) -> BatchPartition:
-    """The LINEAR partition in which every unmasked row is a term of weight 1."""
-    ones = tf.ones([rows], tf.float32)
-    return BatchPartition(tf.where(mask, tf.range(rows), -1), ones, ones, linear=True)
 
 
 def poisson_item(facts: base.SamplingFacts, sigma: float) -> base.Guarantee:

@@ -10,14 +10,16 @@ the expected number of subjects, j_a the items of subject a in the batch:
 Averages of many gradients are small, so a good clip norm is far below that of the item-wise rules.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import tensorflow as tf
-
-from tf_subjectdp import accounting
+from tf_subjectdp import accounting, clipping
 from tf_subjectdp.algorithms import base, higradavg
-from tf_subjectdp.clipping import BatchPartition, sizes_of_rows, subject_index
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @base.register_algorithm
@@ -31,10 +33,8 @@ class SubjectDP(base.Algorithm):
 
     kind: ClassVar[str] = "grouped"
 
-    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> BatchPartition:
-        index = subject_index(subject, mask)
-        ones = tf.ones_like(index, tf.float32)
-        return BatchPartition(index, 1.0 / sizes_of_rows(index), ones, linear=False)
+    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> clipping.BatchPartition:
+        return clipping.subject_mean_terms(subject, mask)
 
     def divisor(self, facts: base.SamplingFacts) -> float:
         return facts.expected_subjects

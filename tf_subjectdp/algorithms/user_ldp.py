@@ -10,14 +10,16 @@ bounds a difference of norms; neither carries the promise.) The number of items 
 mean is harmless: the result stays within the ball.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import tensorflow as tf
-
-from tf_subjectdp import accounting
+from tf_subjectdp import accounting, clipping
 from tf_subjectdp.algorithms import base, higradavg, item_dp
-from tf_subjectdp.clipping import BatchPartition
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @base.register_algorithm
@@ -31,11 +33,9 @@ class UserLDP(base.Algorithm):
 
     kind: ClassVar[str] = "grouped"
 
-    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> BatchPartition:
+    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> clipping.BatchPartition:
         del subject  # The unit is everybody in the batch.
-        present = tf.maximum(tf.reduce_sum(tf.cast(mask, tf.float32)), 1.0)
-        ones = tf.ones_like(mask, tf.float32)
-        return BatchPartition(tf.where(mask, 0, -1), ones / present, ones, linear=False)
+        return clipping.batch_mean_term(mask)
 
     def divisor(self, facts: base.SamplingFacts) -> float:
         return 1.0

@@ -1,30 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of a batch to one clipped sum. Knows nobody else in the package; TensorFlow alone."""
+"""Gradients of a batch to one clipped sum. Knows nobody else in the package; TensorFlow alone.
 
-from tf_subjectdp.clipping.engine import (
-    ClippedSum,
-    EngineOptions,
-    choose_strategy,
-    clipped_sum,
-)
-from tf_subjectdp.clipping.partition import (
-    BatchPartition,
-    group_sizes,
-    random_subset,
-    sizes_of_rows,
-    subject_index,
-)
-from tf_subjectdp.clipping.randomness import fresh_seed
+Names are loaded when they are first used, so that an algorithm can be named without TensorFlow.
+"""
 
-__all__ = [
-    "BatchPartition",
-    "ClippedSum",
-    "EngineOptions",
-    "choose_strategy",
-    "clipped_sum",
-    "fresh_seed",
-    "group_sizes",
-    "random_subset",
-    "sizes_of_rows",
-    "subject_index",
-]
+import importlib
+from typing import Any
+
+_HOME = {
+    "engine": ("ClippedSum", "EngineOptions", "choose_strategy", "clipped_sum"),
+    "partition": (
+        "BatchPartition",
+        "batch_mean_term",
+        "group_sizes",
+        "item_terms",
+        "random_subset",
+        "sizes_of_rows",
+        "subject_index",
+        "subject_mean_terms",
+    ),
+    "randomness": ("fresh_seed",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

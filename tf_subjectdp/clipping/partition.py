@@ -36,6 +36,26 @@ class BatchPartition(NamedTuple):
     linear: bool
 
 
+def item_terms(mask: tf.Tensor) -> BatchPartition:
+    """Every unmasked row is a term of weight 1 (LINEAR): bool [B] to a partition."""
+    ones = tf.ones_like(mask, tf.float32)
+    return BatchPartition(tf.where(mask, tf.range(tf.size(mask)), -1), ones, ones, linear=True)
+
+
+def subject_mean_terms(subject: tf.Tensor, mask: tf.Tensor) -> BatchPartition:
+    """The mean over each subject's unmasked rows is a term (GROUPED); `subject` as below."""
+    index = subject_index(subject, mask)
+    ones = tf.ones_like(index, tf.float32)
+    return BatchPartition(index, 1.0 / sizes_of_rows(index), ones, linear=False)
+
+
+def batch_mean_term(mask: tf.Tensor) -> BatchPartition:
+    """The mean over all unmasked rows is the one term (GROUPED): bool [B] to a partition."""
+    present = tf.maximum(tf.reduce_sum(tf.cast(mask, tf.float32)), 1.0)
+    ones = tf.ones_like(mask, tf.float32)
+    return BatchPartition(tf.where(mask, 0, -1), ones / present, ones, linear=False)
+
+
 def subject_index(subject: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     """Numbers the subjects of a batch densely.
 
