@@ -24,6 +24,7 @@ class Cumulants:
 
     def __init__(self, direction: Direction):
         self._parts = [(*samples(branches), count) for branches, count in direction]
+        self._of = dict(zip(direction, self._parts, strict=True))
 
     def __call__(self, theta: np.ndarray) -> np.ndarray:
         total = np.zeros(len(theta))
@@ -40,6 +41,13 @@ class Cumulants:
     def largest_loss(self) -> float:
         """The composed loss is at most this, but for the mass that counts as infinite loss."""
         return math.fsum(count * float(loss.max()) for loss, _, count in self._parts)
+
+    def width(self, entry: tuple[Branches, int]) -> float:
+        """Variance of the loss that `entry` of the direction contributes."""
+        loss, log_mass, count = self._of[entry]
+        mass = np.exp(log_mass)
+        mean = float(mass @ loss)
+        return count * float(mass @ (loss - mean) ** 2)
 
     def mean_and_deviation(self, theta: float) -> tuple[float, float]:
         """Mean and standard deviation of the composed loss tilted by theta."""

@@ -23,7 +23,7 @@ import numpy as np
 from scipy import fft
 
 from tf_subjectdp.accounting._checks import SMALLEST_PLD_DELTA
-from tf_subjectdp.accounting.composition import Composed, multiply_power, tilt_masses
+from tf_subjectdp.accounting.composition import Composed, Spectrum, tilt_masses
 from tf_subjectdp.accounting.cumulants import Cumulants, Direction
 from tf_subjectdp.accounting.discretise import discretise, infinite_mass
 from tf_subjectdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
@@ -301,20 +301,20 @@ class _Direction:
         size = fft.next_fast_len(
             max(int(math.ceil((high - low) / interval)) + 8, _MIN_POINTS), real=True
         )
-        spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
+        spectrum = Spectrum(size)
         log_scale, shift, log_finite, cell = 0.0, 0, 0.0, interval
-        for branches, count in self._direction:
+        # The widest first: it tells which frequencies matter.
+        for branches, count in sorted(self._direction, key=self._cumulants.width, reverse=True):
             pmf = discretise(branches, interval)
-            tilted, log_moment, centre = tilt_masses(pmf, theta, size)
-            multiply_power(spectrum, fft.rfft(tilted), count)
+            tilted, log_moment, centre = tilt_masses(pmf, theta)
+            spectrum.multiply_power(tilted, count)
             log_scale += count * log_moment
             shift += count * centre
             log_finite += count * math.log1p(-pmf.infinite)
             cell = max(cell, pmf.cell)
-        composed = fft.irfft(spectrum, size)
+        composed, moduli = spectrum.invert()
         # Rounding: relative (steps + log n) * eps in the spectrum, hence at most that times the sum
         # of its moduli over n in every mass.
-        moduli = (2.0 * np.abs(spectrum).sum() + 1.0) / size
         rounding = 4.0 * _ROUNDING * (self._steps + math.log2(size)) * moduli
         composed = np.maximum(composed, 0.0) + rounding
         first = int(math.floor(low / interval)) - 2
