@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-from-lock
 LOCK := requirements/py311.txt
 METADATA := setup.cfg pyproject.toml
-SOURCES := tf_subjectdp tests $(wildcard examples benchmarks)
+SOURCES := tf_subjectdp tests $(wildcard examples benchmarks docs)
 
 # TensorFlow's start-up messages stay out of the tables, unless the caller asks for them.
 export TF_CPP_MIN_LOG_LEVEL ?= 2

@@ -34,7 +34,9 @@ _HOME = {
         "PoissonItems",
         "PoissonSubjects",
         "Shuffle",
+        "SiloStats",
         "SubjectStats",
+        "stats_from_table",
     ),
     "plans": ("Plan",),
     "planning": ("plan",),
@@ -52,6 +54,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _SUBMODULES = (
     "accounting",
     "algorithms",
+    "cli",
     "clipping",
     "keras",
     "planning",

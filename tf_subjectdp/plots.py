@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tf_subjectdp.accounting import SubjectEpsilons
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from tf_subjectdp.accounting.fdp import TradeOff
 
+# A curve over more people than this is drawn through so many of them, the worst one included.
+_MOST_POINTS = 2000
 # Dashes tell curves apart without colour.
 _DASHES = ("-", "--", "-.", ":")
 
@@ -73,6 +77,56 @@ def trade_off(
     )
     ax.legend()
     return ax
+
+
+def subject_epsilons(
+    result: SubjectEpsilons, *, plan_epsilon: float | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draws which share of the subjects has at most which epsilon.
+
+    The picture is computed from the data: like `result`, it is not for release, and says so.
+
+    Args:
+      result: from `per_subject_epsilon`.
+      plan_epsilon: the plan's own epsilon, drawn as a vertical line; None for no line.
+      ax: where to draw; default a new figure.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+      TypeError: `result` is not a `SubjectEpsilons`.
+      ValueError: no subject has a finite epsilon.
+    """
+    if not isinstance(result, SubjectEpsilons):
+        raise TypeError(
+            f"result must come from per_subject_epsilon, got {result!r} of type "
+            f"{type(result).__name__}."
+        )
+    axes = _pyplot().subplots(figsize=(7.0, 4.2), layout="constrained")[1] if ax is None else ax
+    values = np.sort(result.epsilon)
+    share = np.arange(1, len(values) + 1) / len(values)
+    finite = np.isfinite(values)
+    if not finite.any():
+        raise ValueError(
+            "no subject has a finite epsilon, so there is nothing to draw: a silo of every subject "
+            "adds no noise."
+        )
+    values, share = values[finite], share[finite]
+    shown = np.unique(np.linspace(0, len(values) - 1, _MOST_POINTS).astype(np.int64))
+    label = f"{len(result.epsilon):,} subjects"
+    if not finite.all():
+        label += f", {int((~finite).sum()):,} of them without a bound"
+    axes.step(values[shown], share[shown], where="post", label=label)
+    if plan_epsilon is not None:
+        axes.axvline(plan_epsilon, color="black", linestyle="--", label="the plan's epsilon")
+    axes.set_xlabel(f"epsilon (upper bound) at delta = {result.delta:g}")
+    axes.set_ylabel("share of subjects at or below")
+    axes.set_ylim(0.0, 1.02)
+    axes.set_title("epsilon by real membership: for the people in this table, not for release")
+    axes.legend(loc="lower right")
+    return axes
 
 
 def _label(curve: TradeOff, index: int) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import special
+from scipy import special, stats
 
 from tf_subjectdp import accounting as acc
 from tf_subjectdp.accounting.discretise import discretise
@@ -153,6 +153,20 @@ def test_revealed_event_is_the_binomial_sum_of_gaussian_deltas(p, sigma, c, step
         value = acc.delta(acc.revealed_event([c], [p], sigma), steps, epsilon=e)
         assert value == pytest.approx(exact, rel=1e-3)
         assert value >= exact * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("eps", [12.0, 18.0, 23.0])
+def test_tiny_deltas_are_accurate_and_never_below_the_exact_sum(eps):
+    # delta from 1e-7 to 1e-16, by the binomial sum of closed forms.
+    p, sigma, steps = 0.02, 1.5, 300
+    n = np.arange(1, steps + 1)
+    mu = np.sqrt(n) / sigma
+    first = special.log_ndtr(mu / 2 - eps / mu)
+    tail = first + np.log(-np.expm1(eps + special.log_ndtr(-mu / 2 - eps / mu) - first))
+    exact = float(np.exp(stats.binom.logpmf(n, steps, p) + tail).sum())
+    assert 1e-17 < exact < 1e-5
+    value = acc.delta(acc.revealed_event([1.0], [p], sigma), steps, epsilon=eps)
+    assert exact * (1 - 1e-9) <= value <= exact * (1 + 2e-3)
 
 
 def _mixture_densities(event, x):

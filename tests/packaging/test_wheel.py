@@ -67,7 +67,7 @@ def wheel(source, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """A pure wheel without scripts is installed by unpacking it."""
+    """A pure wheel is installed by unpacking it (but for its scripts)."""
     target = tmp_path_factory.mktemp("site")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(target)
@@ -101,9 +101,21 @@ def test_metadata_names_the_core_the_extras_and_the_licence(metadata):
     requirements = metadata.get_all("Requires-Dist")
     core = {re.split(r"[^\w-]", line)[0] for line in requirements if "extra ==" not in line}
     assert core == {"dp-accounting", "numpy", "scipy", "tensorflow"}
-    assert set(metadata.get_all("Provides-Extra")) == {"federated", "datasets", "plots", "dev"}
+    assert set(metadata.get_all("Provides-Extra")) == {
+        "federated",
+        "datasets",
+        "plots",
+        "tables",
+        "dev",
+    }
     assert metadata["Requires-Python"] == ">=3.11"
     assert "Apache-2.0" in (metadata["License"] or metadata["License-Expression"])
+
+
+def test_wheel_brings_the_command(installed):
+    (entry_points,) = installed.glob("*.dist-info/entry_points.txt")
+    text = entry_points.read_text(encoding="utf-8")
+    assert "[console_scripts]" in text and "subjectdp = tf_subjectdp.cli:main" in text
 
 
 def test_wheel_carries_the_licence_text(installed):

@@ -7,10 +7,15 @@
 
 NumPy, SciPy and dp_accounting only: TensorFlow is never imported. Two engines: "pld" (default;
 within 1e-3 of the true value and never below it) and "rdp" (looser, also for sampling without
-replacement).
+replacement). Modules of their own, loaded when first used: `fdp`, `group_privacy`, `paper_rules`,
+`study`, `utility`.
 """
 
+import importlib
+from typing import Any
+
 from tf_subjectdp.accounting.accountants import SubjectPLDAccountant, SubjectRdpAccountant
+from tf_subjectdp.accounting.central import central_group_event, central_higradavg_event
 from tf_subjectdp.accounting.event_types import (
     FixedSizeReplaceOneDpEvent,
     PoissonReplaceOneDpEvent,
@@ -28,6 +33,9 @@ from tf_subjectdp.accounting.events import (
     truncated_poisson_event,
     user_ldp_event,
 )
+from tf_subjectdp.accounting.horizontal import HorizontalPlan, WorstCase
+from tf_subjectdp.accounting.membership import SubjectEpsilons, per_subject_epsilon
+from tf_subjectdp.accounting.paper_warning import PaperRuleWarning
 from tf_subjectdp.accounting.replaced_events import (
     element_event,
     fixed_size_event,
@@ -36,31 +44,57 @@ from tf_subjectdp.accounting.replaced_events import (
     revealed_event,
     shuffled_epoch_event,
 )
+from tf_subjectdp.accounting.silos import Silo
 from tf_subjectdp.accounting.solve import delta, epsilon, noise_multiplier
+
+_SUBMODULES = ("fdp", "group_privacy", "paper_rules", "study", "utility")
 
 __all__ = [
     "FixedSizeReplaceOneDpEvent",
+    "HorizontalPlan",
+    "PaperRuleWarning",
     "PoissonReplaceOneDpEvent",
     "RevealedSensitivityDpEvent",
+    "Silo",
+    "SubjectEpsilons",
     "SubjectPLDAccountant",
     "SubjectRdpAccountant",
+    "WorstCase",
+    "central_group_event",
+    "central_higradavg_event",
     "compose",
     "delta",
     "element_event",
     "element_subject_event",
     "epsilon",
+    "fdp",
     "fixed_size_event",
     "group_event",
+    "group_privacy",
     "higradavg_event",
     "histogram_event",
     "item_event",
     "noise_multiplier",
     "nonprivate_event",
+    "paper_rules",
+    "per_subject_epsilon",
     "replace_one_event",
     "revealed_event",
     "shuffled_epoch_event",
     "silo_event",
+    "study",
     "subject_event",
     "truncated_poisson_event",
     "user_ldp_event",
+    "utility",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,7 +18,6 @@ from scipy import fft
 
 from tf_subjectdp.accounting._curves import TradeOff
 from tf_subjectdp.accounting._polyline import PiecewiseLinear
-from tf_subjectdp.accounting.composition import multiply_power
 
 _TAIL = 1e-18
 _LARGEST_LOSS = 700.0
@@ -120,6 +119,14 @@ def _tail(curves: Sequence[tuple[PiecewiseLinear, int]], *, under_p: bool) -> fl
     return min(bound, furthest)
 
 
+def _multiply_power(spectrum: np.ndarray, base: np.ndarray, count: int) -> None:
+    """spectrum *= base ** count, in place; every frequency is kept, for the rounding's bound."""
+    with np.errstate(divide="ignore"):
+        log_modulus = 0.5 * np.log(base.real**2 + base.imag**2)
+    phase = count * np.arctan2(base.imag, base.real)
+    spectrum *= np.exp(count * log_modulus) * (np.cos(phase) + 1j * np.sin(phase))
+
+
 def _product(
     curves: Sequence[tuple[PiecewiseLinear, int]], interval: float, first: int, size: int
 ) -> PiecewiseLinear:
@@ -132,7 +139,7 @@ def _product(
         steps += count
         for spectrum, mass in zip(spectra, (curve.p_masses, curve.q_masses), strict=True):
             placed = np.bincount((index - centre) % size, weights=mass, minlength=size)
-            multiply_power(spectrum, fft.rfft(placed), count)
+            _multiply_power(spectrum, fft.rfft(placed), count)
             norm += count * float(np.sqrt(np.sum(placed**2)))
     shift = first - offset
     p, q = (np.maximum(np.roll(fft.irfft(s, size), -shift), 0.0) for s in spectra)

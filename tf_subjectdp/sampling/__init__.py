@@ -21,7 +21,9 @@ from tf_subjectdp.sampling.samplers import (
     Shuffle,
     sampler_from_config,
 )
+from tf_subjectdp.sampling.silos import SiloStats
 from tf_subjectdp.sampling.stats import SubjectStats
+from tf_subjectdp.sampling.tables import stats_from_table
 
 _NEEDS_TENSORFLOW = {"to_dataset": "tf_subjectdp.sampling.dataset"}
 
@@ -31,6 +33,7 @@ __all__ = [
     "PoissonSubjects",
     "Sampler",
     "Shuffle",
+    "SiloStats",
     "SubjectStats",
     "SubjectTable",
     "bound_batch",
@@ -42,6 +45,7 @@ __all__ = [
     "fresh_rng",
     "rows_by_subject",
     "sampler_from_config",
+    "stats_from_table",
     "to_dataset",
 ]
 

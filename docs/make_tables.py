@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the tables of privacy_officer.md anew, from the library itself.
+
+python docs/make_tables.py            # rewrites the page, about a minute
+python docs/make_tables.py --check    # exit status 1 if the page differs
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import tf_subjectdp as sdp
+from tf_subjectdp.accounting import study
+
+PAGE = Path(__file__).with_name("privacy_officer.md")
+
+ALGORITHMS = (
+    sdp.ItemDP(1.0),
+    sdp.GroupDP(1.0, max_items_per_subject=2),
+    sdp.HiGradAvg(1.0),
+    sdp.SubjectDP(1.0),
+    sdp.UserLDP(1.0),
+)
+SAMPLERS = (
+    sdp.PoissonItems(100),
+    sdp.PoissonSubjects(20),
+    sdp.FixedSize(100),
+    sdp.Shuffle(100),
+)
+STATS = {"n_items": 10_000, "n_subjects": 1_000, "max_items": 12}
+ADD, REPLACE = "add or remove", "replace in place"
+STARTS = {
+    "adding or removing": (ADD,),
+    "replacing": (REPLACE,),
+    "any change": (ADD, REPLACE),
+}
+
+
+def cell(algorithm, sampler, unit: str, adjacency: str) -> str:
+    """The engine of the proof for one combination, or that there is none."""
+    plan = sdp.plan(
+        algorithm, sampler, sdp.SubjectStats.public(**STATS), steps=100, noise_multiplier=5.0
+    )
+    try:
+        guarantee = plan.guarantee(unit)
+    except ValueError:
+        return "refused"
+    proven = next(kinds for words, kinds in STARTS.items() if guarantee.adjacency.startswith(words))
+    if adjacency in proven:
+        return guarantee.engine.upper()
+    return "refused" if adjacency == ADD else "not stated"
+
+
+def matrix() -> str:
+    """Algorithm x sampling x unit x adjacency: the engine of the proof, or "refused"."""
+    names = [type(sampler).__name__ for sampler in SAMPLERS]
+    lines = [
+        f"| algorithm | unit | neighbours | {' | '.join(names)} |",
+        "| --- " * (len(names) + 3) + "|",
+    ]
+    for algorithm in ALGORITHMS:
+        for unit in ("subject", "item"):
+            for adjacency in (ADD, REPLACE):
+                cells = [cell(algorithm, sampler, unit, adjacency) for sampler in SAMPLERS]
+                name = type(algorithm).__name__
+                lines.append(f"| {name} | {unit} | {adjacency} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "matrix": matrix,
+    "rules": study.rule_markdown,
+    "study": lambda: study.study_markdown(names=("FEMNIST-like", "Shakespeare-like")),
+}
+
+
+def filled(text: str, tables: dict[str, Callable[[], str]] = TABLES) -> str:
+    """`text` with every table between its markers made anew."""
+    for name, table in tables.items():
+        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end of table -->)"
+        if not re.search(pattern, text, re.DOTALL):
+            raise ValueError(f"the page has no place for the table {name!r}")
+        made = table().strip()
+        text = re.sub(
+            pattern, lambda m, made=made: m[1] + made + "\n" + m[2], text, flags=re.DOTALL
+        )
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="only compare")
+    arguments = parser.parse_args()
+    before = PAGE.read_text(encoding="utf-8")
+    after = filled(before)
+    if arguments.check:
+        return int(before != after)
+    PAGE.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The privacy officer's page: its tables are what the library computes, its commands run."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tf_subjectdp import cli
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "privacy_officer.md").read_text(encoding="utf-8")
+_NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e-?\d+)?(?![\w])")
+
+# accounting_study, measured with dp_accounting at an interval of 1e-4; where it only says "about"
+# or ">", a tolerance of its own. (Its "about 96" and "about 104" come from a coarse grid.)
+STUDY = [
+    (1.553, 0.683, 1e-3),
+    (8.98, 8.91, 2e-3),
+    (3.91, 3.91, 2e-3),
+    (21.5, 21.3, 3e-3),
+    (69, None, 3e-3),
+    (205, None, 3e-3),
+    (12.82, 96, 0.04),
+    (51.7, None, 0.02),
+    (13.8, 104, 0.05),
+]
+
+
+def tables():
+    found = re.findall(r"<!-- table: (\w+) -->\n(.*?)\n<!-- end of table -->", PAGE, re.DOTALL)
+    return {name: text.strip() for name, text in found}
+
+
+def made():
+    spec = importlib.util.spec_from_file_location("make_tables", DOCS / "make_tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def same(printed, computed):
+    """Equal words; numbers that agree to 2e-3, which another SciPy's last digit cannot break."""
+    assert _NUMBER.sub("#", printed) == _NUMBER.sub("#", computed)
+    pairs = zip(_NUMBER.findall(printed), _NUMBER.findall(computed), strict=True)
+    for before, after in pairs:
+        assert float(before.replace(",", "")) == pytest.approx(
+            float(after.replace(",", "")), rel=2e-3
+        )
+
+
+def test_the_matrix_of_guarantees_is_what_the_library_proves():
+    printed = tables()["matrix"]
+    assert printed == made().matrix().strip()
+    rows = [line.split(" | ") for line in printed.splitlines()]
+    # Without Poisson sampling presence is not protected, but where anything may change.
+    assert all(row[-1] == "refused |" for row in rows if row[2] == "add or remove")
+
+
+@pytest.mark.slow
+def test_the_papers_rules_are_what_the_library_computes():
+    same(tables()["rules"], made().TABLES["rules"]().strip())
+
+
+@pytest.mark.slow
+def test_the_study_is_what_the_library_computes():
+    same(tables()["study"], made().TABLES["study"]().strip())
+
+
+def test_the_study_agrees_with_the_independent_measurement():
+    rows = [line.split("|")[1:-1] for line in tables()["study"].splitlines()[2:]]
+    for (_, *cells), (*known, tolerance) in zip(rows, STUDY, strict=True):
+        for cell, value in zip(cells, known, strict=True):
+            if value is not None:
+                assert float(cell) == pytest.approx(value, rel=tolerance)
+    assert "> 10,000" in rows[4][2] and "> 10,000" in rows[5][2]
+    assert float(rows[7][2]) > 200
+
+
+def commands():
+    blocks = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)
+    lines = "".join(blocks).splitlines()
+    return [line for line in lines if line.startswith("subjectdp ") and "--ids" not in line]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_the_commands_of_the_page_run(line, capsys):
+    assert cli.main(shlex.split(line)[1:]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_page_shows_commands():
+    assert len(commands()) >= 3

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A partial order of compositions by what they cost. Events have no total order."""
+
+from __future__ import annotations
+
+from tf_subjectdp.accounting.laws import Law, dominates
+from tf_subjectdp.accounting.ledger import Ledger
+from tf_subjectdp.accounting.mechanisms import (
+    FixedSize,
+    Gaussian,
+    Mechanism,
+    Mixture,
+    ReplaceOne,
+)
+
+
+def ledger_dominates(larger: Ledger, smaller: Ledger) -> bool:
+    """Whether `larger` in the place of `smaller` never costs less; False where that is not proven.
+
+    A stochastically larger law of the sensitivity is worse; more of the same is worse; void events
+    cost nothing and no noise costs everything.
+    """
+    if larger.nonprivate or larger == smaller or not (smaller.entries or smaller.nonprivate):
+        return True
+    if smaller.nonprivate or len(larger.entries) != 1 or len(smaller.entries) != 1:
+        return False
+    (mechanism, count), (other, least) = larger.entries[0], smaller.entries[0]
+    return count >= least and _mechanism_dominates(mechanism, other)
+
+
+def _mechanism_dominates(larger: Mechanism, smaller: Mechanism) -> bool:
+    if larger == smaller:
+        return True
+    if type(larger) is not type(smaller):
+        return False
+    if isinstance(larger, Gaussian):
+        return larger.mu >= smaller.mu
+    if isinstance(larger, Mixture):
+        return larger.dropped >= smaller.dropped - 1e-30 and dominates(
+            Law(larger.locations, larger.weights), Law(smaller.locations, smaller.weights)
+        )
+    if isinstance(larger, ReplaceOne):
+        return larger.probability >= smaller.probability and larger.mu >= smaller.mu
+    if isinstance(larger, FixedSize):
+        same = (larger.population, larger.batch_size) == (smaller.population, smaller.batch_size)
+        return same and larger.noise_multiplier <= smaller.noise_multiplier
+    return False

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`subjectdp epsilon`, `noise` and `rounds`."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from typing import Any
+
+from tf_subjectdp.accounting.paper_rules import paper_rounds
+from tf_subjectdp.algorithms import check_noise_multiplier
+from tf_subjectdp.cli import inputs
+from tf_subjectdp.cli.arguments import UsageError
+from tf_subjectdp.cli.asking import ask, lengths_of, steps_per_round
+from tf_subjectdp.cli.output import Result
+from tf_subjectdp.cli.question import Question
+from tf_subjectdp.plans import rounded_up
+
+_RATES = {"poisson_subjects": "p"}
+_SCHEMES = {
+    "poisson_items": "Poisson, items",
+    "poisson_subjects": "Poisson, subjects",
+    "fixed_size": "batches of a fixed size, without replacement",
+    "shuffle": "shuffled epochs",
+}
+_ENGINES = {
+    "pld": "privacy loss distributions; within 1e-3 of the true value and never below it",
+    "rdp": "Renyi differential privacy, an upper bound",
+}
+
+
+def epsilon(arguments: argparse.Namespace) -> Result:
+    """The epsilon of a run."""
+    question = ask(arguments)
+    lengths = lengths_of(arguments, question)
+    sigma = check_noise_multiplier(arguments.noise)
+    worst = question.worst_case(sigma, lengths)
+    value = question.epsilon(sigma, lengths) if worst is None else worst.value
+    result = _result("epsilon", question, sigma, lengths, [("epsilon", rounded_up(value))])
+    result.data |= {"epsilon": value, "noise_multiplier": sigma}
+    if worst is not None and len(set(question.holders)) > 1:
+        names = [question.holders[i].name for i in worst.silos]
+        remark = (
+            f"The costliest subject is in the silos {', '.join(map(str, names))}."
+            if worst.exact
+            else "The figure is a bound over all choices of silos; it belongs to no one choice."
+        )
+        result.remarks.insert(1, remark)
+        result.data |= {"costliest_silos": names if worst.exact else None, "exact": worst.exact}
+    if sigma == 0.0:
+        result.remarks.insert(0, "NOT PRIVATE: the noise multiplier is 0.")
+    return result
+
+
+def noise(arguments: argparse.Namespace) -> Result:
+    """The noise multiplier that a budget needs."""
+    question = ask(arguments)
+    lengths = lengths_of(arguments, question)
+    sigma = question.noise(arguments.epsilon, lengths)
+    rows = [
+        ("noise multiplier", f"{sigma:.6g} (noise standard deviation / clip norm)"),
+        ("epsilon", f"at most {arguments.epsilon:g}"),
+    ]
+    result = _result("noise", question, sigma, lengths, rows)
+    result.data |= {"noise_multiplier": sigma, "epsilon": arguments.epsilon}
+    return result
+
+
+def rounds(arguments: argparse.Namespace) -> Result:
+    """The largest number of rounds within a budget, and what the published rule would say."""
+    inputs.refuse_both(arguments, "rounds", ("epsilon",))
+    question = ask(arguments)
+    sigma = check_noise_multiplier(arguments.noise)
+    steps = steps_per_round(arguments, question)
+    value = question.rounds(sigma, arguments.epsilon, steps)
+    word = "steps" if arguments.steps_per_round is None else "rounds"
+    rows = [
+        (f"largest number of {word}", f"{value:,}"),
+        ("budget", f"epsilon {arguments.epsilon:g}"),
+    ]
+    remarks, data = _beside(question, sigma, arguments.epsilon, steps, value, word)
+    lengths = [(count, 1) for count in steps]
+    result = _result("rounds", question, sigma, lengths, rows, length_is_asked=True)
+    result.data |= {
+        "rounds": value,
+        "steps_per_round": steps[0],
+        "steps": value * steps[0],
+        "budget": arguments.epsilon,
+        "noise_multiplier": sigma,
+        **data,
+    }
+    spent = question.epsilon(sigma, [(count, value) for count in steps]) if value else 0.0
+    result.rows.insert(1, ("which spend", f"epsilon {rounded_up(spent)}"))
+    result.data["epsilon"] = spent
+    epoch = question.holders[0].facts.steps_per_epoch
+    if len(question.holders) == 1 and question.holders[0].sampled:
+        result.rows.insert(1, ("that is", f"{value * steps[0] / epoch:.3g} epochs"))
+    result.remarks = remarks + result.remarks
+    return result
+
+
+def _beside(
+    question: Question, sigma: float, budget: float, steps: list[int], honest: int, word: str
+) -> tuple[list[str], dict[str, Any]]:
+    """The rule R/sqrt(s) of the papers and what it really spends; nothing without silos."""
+    silos = question.most_silos or 1
+    if not question.composes or silos < 2:
+        return [], {}
+    try:
+        alone = question.alone().rounds(sigma, budget, steps)
+    except UsageError:
+        return [], {}  # one silo alone could go on beyond the end of the search
+    with warnings.catch_warnings():
+        # The answer says what the warning would.
+        warnings.simplefilter("ignore")
+        published = paper_rounds(alone, silos)
+    spent = question.epsilon(sigma, [(count, published) for count in steps]) if published else 0.0
+    remark = (
+        f"The published rule R/sqrt(s) (Marathe et al., horizontal composition) would allow "
+        f"{published:,} {word}: one silo alone could run {alone:,}, a subject is in {silos}. They "
+        f"spend epsilon {rounded_up(spent)}, not {budget:g}: the steps of all {silos} silos compose, "
+        f"so that {honest:,} keep the budget."
+    )
+    data = {
+        "rounds_of_one_silo": alone,
+        "published_rounds": published,
+        "epsilon_of_published_rounds": spent,
+    }
+    return [remark], {"published_rule": "R/sqrt(s)", **data}
+
+
+def _result(
+    command: str,
+    question: Question,
+    sigma: float,
+    lengths: list[tuple[int, int]],
+    rows: list[tuple[str, str]],
+    *,
+    length_is_asked: bool = False,
+) -> Result:
+    """What the three commands say about the question itself."""
+    holder = question.holders[0]
+    guarantee = question.guarantee(holder, sigma if sigma > 0.0 else 1.0)
+    engine = question.engine_of(guarantee)
+    rows += [
+        ("delta", f"{question.delta:g}"),
+        ("protects", f"one {question.unit}: {guarantee.adjacency}"),
+        ("algorithm", question.display),
+    ]
+    if command != "noise":
+        rows.append(("noise multiplier", f"{sigma:.6g} (noise standard deviation / clip norm)"))
+    rows += _sampling_rows(question)
+    if not length_is_asked:
+        rows.append(("length", _length(lengths)))
+    reason = guarantee.reason
+    if question.composes and len({one.facts for one in question.holders}) > 1:
+        reason = f"in silo {holder.name}: {reason}"
+    rows += [("step", reason), ("accountant", _ENGINES[engine])]
+    data = {
+        "command": command,
+        **question.data(),
+        "adjacency": guarantee.adjacency,
+        "event": reason,
+        "engine": engine,
+    }
+    if not length_is_asked:
+        data |= _length_data(lengths)
+    remarks = []
+    if question.composes:
+        # the words about views and choices hold for any length and noise
+        lines = question.horizontal(1.0, lengths).describe().split("\n")
+        composition = " ".join(line for line in lines if "worst_case()" not in line)
+        remarks.append(composition)
+        data["composition"] = composition
+        if question.shuffles and question.view != "updates":
+            remarks.append("Shuffled epochs are accounted for in the view 'updates', a bound.")
+    elif len(question.holders) > 1 and question.unit != "subject":
+        remarks.append(f"One {question.unit} is in one silo: the figure is that of the costliest.")
+    told = inputs.read_from_data(question.stats, question.m_source)
+    if told:
+        remarks.append(told)
+        data["read_from_data"] = told
+    return Result(data, rows, remarks=remarks)
+
+
+def _sampling_rows(question: Question) -> list[tuple[str, str]]:
+    facts = [holder.facts for holder in question.holders]
+    scheme = facts[0].scheme
+    rates = sorted({one.rate for one in facts})
+    ks = sorted({one.max_items for one in facts})
+    if not question.holders[0].sampled:
+        rows = [("sampling", "any: the promise does not depend on it")]
+    else:
+        rate = f"{rates[0]:.6g}" + (f" to {rates[-1]:.6g}" if len(rates) > 1 else "")
+        rows = [("sampling", f"{_SCHEMES[scheme]}, {_RATES.get(scheme, 'q')} = {rate}")]
+    if question.unit == "subject" and not question.algorithm.startswith("element"):
+        k = f"{ks[0]:,}" + (f" to {ks[-1]:,}" if len(ks) > 1 else "")
+        if question.holders[0].k_known:
+            rows.append(("items a subject", f"at most {k}" + _caps(question)))
+    if len(facts) > 1:
+        rows.append(
+            ("silos", f"{len(facts)}, of which a subject is in at most {question.most_silos}")
+        )
+    return rows
+
+
+def _caps(question: Question) -> str:
+    return "" if question.cap is None else f", of which at most {question.cap} count in a step"
+
+
+def _length(lengths: list[tuple[int, int]]) -> str:
+    unlike = sorted(set(lengths))
+    steps, turns = unlike[0]
+    if len(unlike) > 1:
+        totals = sorted(steps * turns for steps, turns in unlike)
+        return f"{totals[0]:,} to {totals[-1]:,} steps a silo"
+    if turns == 1:
+        return f"{steps:,} steps"
+    return f"{turns:,} rounds of {steps:,} steps, {turns * steps:,} steps"
+
+
+def _length_data(lengths: list[tuple[int, int]]) -> dict[str, Any]:
+    totals = [steps * turns for steps, turns in lengths]
+    if len(set(lengths)) > 1:
+        return {"steps_by_silo": totals}
+    return {"steps": totals[0], "steps_per_round": lengths[0][0], "rounds": lengths[0][1]}

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`subjectdp plan` and `statement`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+from typing import Any
+
+from tf_subjectdp.algorithms import Algorithm, GroupDP
+from tf_subjectdp.cli import inputs
+from tf_subjectdp.cli.arguments import UsageError
+from tf_subjectdp.cli.holders import sampler_of, scheme_of
+from tf_subjectdp.cli.output import Result, jsonable
+from tf_subjectdp.cli.question import CLASSES
+from tf_subjectdp.planning import plan as make_plan
+from tf_subjectdp.plans import Plan
+from tf_subjectdp.sampling import SiloStats, SubjectStats
+from tf_subjectdp.statement import privacy_statement
+
+# Everything that makes a plan: none of it goes with a plan that was made before.
+_CHOICES = (
+    "algorithm",
+    "batch",
+    "expected_subjects",
+    "sampling",
+    "steps",
+    "epochs",
+    "epsilon",
+    "noise",
+    "unit",
+    "cap",
+    "clip_norm",
+    "items",
+    "subjects",
+    "items_per_subject",
+    "cap_data",
+    "ids",
+    "column",
+    "silo_column",
+    "delimiter",
+    "progress",
+)
+
+
+def plan(arguments: argparse.Namespace) -> Result:
+    """The plan of the options."""
+    made, stats = _planned(arguments)
+    if arguments.save is not None:
+        with open(arguments.save, "w", encoding="utf-8") as file:
+            json.dump(made.get_config(), file, indent=2)
+            file.write("\n")
+    told = inputs.read_from_data(stats)
+    config = jsonable(made.get_config())
+    config["epsilon"] = _epsilon(made)
+    if told:
+        config["read_from_data"] = told
+    text = str(made)
+    if arguments.noise == 0.0:
+        text += "\n\nNOT PRIVATE: the noise multiplier is 0."
+    return Result(config, text="\n\n".join(part for part in (text, told) if part))
+
+
+def statement(arguments: argparse.Namespace) -> Result:
+    """The privacy statement of a plan, made before or now."""
+    if arguments.plan is not None:
+        for name in _CHOICES:
+            inputs.refuse_both(arguments, "plan", (name,))
+        made = read_plan(arguments.plan)
+    elif arguments.ledger is not None:
+        raise UsageError(
+            "--ledger needs --plan FILE beside it: a ledger holds the steps taken and the number of its "
+            "plan, not the plan"
+        )
+    else:
+        if arguments.algorithm is None:
+            raise UsageError("say --plan FILE, or the options of 'subjectdp plan'")
+        made, _ = _planned(arguments)
+    steps, source = _steps_taken(arguments, made)
+    text = privacy_statement(made, steps=steps, delta=arguments.delta)
+    delta = arguments.delta
+    if delta is None:
+        delta = made.delta if made.delta is not None else 0.1 / made.facts.n_subjects
+    data: dict[str, Any] = {
+        "command": "statement",
+        "statement": text,
+        "unit": made.unit,
+        "delta": delta,
+        "steps_taken": steps,
+        "steps_planned": made.steps,
+        "epsilon": made.epsilon(delta, steps=steps),
+        "noise_multiplier": made.noise_multiplier,
+    }
+    if source:
+        text += f"\n\n{source}"
+        data["steps_source"] = source
+    return Result(data, text=text)
+
+
+def _planned(arguments: argparse.Namespace) -> tuple[Plan, SubjectStats]:
+    scheme = scheme_of(arguments, subjects_only=False, anything=False)
+    if (arguments.epsilon is None) == (arguments.noise is None):
+        raise UsageError("say exactly one of --epsilon (with --delta) and --noise")
+    if arguments.epsilon is not None and arguments.delta is None:
+        raise UsageError("--epsilon needs --delta, e.g. --delta 1e-5: the promise has two numbers")
+    if (arguments.steps is None) == (arguments.epochs is None):
+        raise UsageError("say exactly one of --steps and --epochs")
+    algorithm, cap = _algorithm(arguments, scheme)
+    if arguments.silo_column is not None:
+        raise UsageError(
+            "a plan is for one holder of data: leave out --silo-column, or see 'subjectdp compare'"
+        )
+    stats = inputs.read_table(arguments)
+    if stats is None:
+        stats = inputs.figures(arguments)
+    elif isinstance(stats, SiloStats):
+        stats = stats.total
+    made = make_plan(
+        algorithm,
+        sampler_of(arguments, scheme, cap),
+        stats,
+        epochs=arguments.epochs,
+        steps=arguments.steps,
+        epsilon=arguments.epsilon,
+        delta=arguments.delta,
+        noise_multiplier=arguments.noise,
+        max_items_per_subject=arguments.cap_data,
+        unit=arguments.unit or "subject",
+    )
+    return made, stats
+
+
+def _algorithm(arguments: argparse.Namespace, scheme: str) -> tuple[Algorithm, int | None]:
+    """The algorithm, and the cap that goes to the sampler instead."""
+    kind = CLASSES[arguments.algorithm]
+    clip_norm = 1.0 if arguments.clip_norm is None else arguments.clip_norm
+    if kind is GroupDP:
+        return GroupDP(clip_norm, arguments.cap), None
+    if arguments.cap is not None and scheme != "poisson_subjects":
+        raise UsageError(
+            f"--cap has no meaning for {arguments.algorithm} here: it is for groupdp, or where "
+            "subjects are sampled; --cap-data bounds the items in the data"
+        )
+    return kind(clip_norm), arguments.cap
+
+
+def _epsilon(made: Plan) -> float | None:
+    return None if made.delta is None else made.epsilon()
+
+
+def read_plan(path: str) -> Plan:
+    """A plan from the file of `plan --save` (or `--json`), with its constants checked anew.
+
+    Raises:
+      ValueError: a file that is no plan, or a plan whose figures contradict one another.
+      OSError: a file that cannot be read.
+    """
+    config = _read_json(path)
+    known = {field.name for field in dataclasses.fields(Plan)}
+    if not isinstance(config, dict) or not known <= set(config):
+        raise UsageError(f"{path} is no plan: write one with 'subjectdp plan --save'")
+    try:
+        found = Plan.from_config({name: config[name] for name in known})
+        again = make_plan(
+            found.algorithm,
+            found.sampling,
+            found.stats,
+            steps=found.steps,
+            noise_multiplier=found.noise_multiplier,
+            delta=found.delta,
+            max_items_per_subject=found.max_items_per_subject,
+            unit=found.unit,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} is no plan: {error}") from None
+    for name, was, now in _constants(found, again):
+        if type(was) is bool or type(now) is bool or isinstance(was, str):
+            same = was == now
+        else:
+            same = was is now or (
+                isinstance(was, (int, float)) and now is not None and math.isclose(was, now)
+            )
+        if not same:
+            raise UsageError(
+                f"{path} contradicts itself: its {name} is {was!r}, and its sampling and stats make "
+                f"it {now!r}"
+            )
+    return found
+
+
+def _constants(found: Plan, again: Plan):
+    """What the promise depends on, as it was read and as it follows from the choices."""
+    # Of the sizes of unlike subjects nothing is left in a file: what they make is not checked.
+    unchecked = {"batch_size", "expected_subjects"}
+    for field in dataclasses.fields(found.facts):
+        if field.name not in unchecked:
+            yield field.name, getattr(found.facts, field.name), getattr(again.facts, field.name)
+    yield "steps_per_epoch", found.steps_per_epoch, again.steps_per_epoch
+
+
+def _read_json(path: str) -> Any:
+    with open(path, encoding="utf-8") as file:
+        try:
+            return json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{path} is no JSON file: {error}") from None
+
+
+def _steps_taken(arguments: argparse.Namespace, made: Plan) -> tuple[int, str]:
+    inputs.refuse_both(arguments, "ledger", ("steps_taken",))
+    if arguments.ledger is None:
+        steps = made.steps if arguments.steps_taken is None else arguments.steps_taken
+        if not 0 <= steps <= 2**53:
+            raise UsageError(f"--steps-taken is {steps}: it must be at least 0 and at most 2**53")
+        return steps, ""
+    record = _read_json(arguments.ledger)
+    name = os.fspath(arguments.ledger)
+    if not isinstance(record, dict) or not {"steps", "plan"} <= set(record):
+        raise UsageError(f"{name} is no ledger of a PrivacyLedger")
+    steps, owner = record["steps"], record["plan"]
+    if type(steps) is not int or not 0 <= steps <= 2**53:
+        raise UsageError(f"{name} is no ledger of a PrivacyLedger: its steps are {steps!r}")
+    if owner != made.identity:
+        raise UsageError(
+            f"{name} belongs to another plan than {arguments.plan}: algorithm, sampling or noise differ"
+        )
+    return steps, (
+        f"Steps from the ledger {name}: those taken, or reserved ahead of being taken, which is never "
+        "fewer."
+    )

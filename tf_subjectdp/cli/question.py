@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A question to the accountant: an algorithm, its holders, the length; answers in numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tf_subjectdp import accounting
+from tf_subjectdp.accounting import _checks
+from tf_subjectdp.accounting.central import central_group_event, central_higradavg_event
+from tf_subjectdp.accounting.horizontal import MOST_ROUNDS, HorizontalPlan, WorstCase
+from tf_subjectdp.accounting.searching import largest_integer, smallest_factor
+from tf_subjectdp.accounting.silos import Silo
+from tf_subjectdp.algorithms import GroupDP, Guarantee, HiGradAvg, ItemDP, SubjectDP, UserLDP
+from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT
+from tf_subjectdp.cli import inputs
+from tf_subjectdp.cli.arguments import UsageError
+from tf_subjectdp.cli.holders import Holder
+from tf_subjectdp.sampling import SiloStats, SubjectStats
+
+CLASSES = {
+    "itemdp": ItemDP,
+    "higradavg": HiGradAvg,
+    "groupdp": GroupDP,
+    "subjectdp": SubjectDP,
+    "userldp": UserLDP,
+}
+CENTRAL = {"centralgroup": "CentralGroupDP", "centralhigradavg": "CentralHiGradAvg"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What is asked, the noise and the length left open.
+
+    Attributes:
+      algorithm: its name on the command line.
+      unit: "subject", "item", "element" or "silo".
+      holders: the silos, or the one holder.
+      delta: of the promise.
+      cap: Z, the most items of one person in a step.
+      elements: the most elements of one person.
+      most_silos: m, silos that may hold one subject; None without silos.
+      view: of `HorizontalPlan`.
+      engine: "pld", "rdp" or None for what the guarantee needs.
+      stats: what --ids said.
+      m_source: "data" if m was read from the table.
+    """
+
+    algorithm: str
+    unit: str
+    holders: tuple[Holder, ...]
+    delta: float
+    cap: int | None
+    elements: int | None
+    most_silos: int | None
+    view: str
+    engine: str | None
+    stats: SubjectStats | SiloStats | None
+    m_source: str | None
+
+    @property
+    def display(self) -> str:
+        """The algorithm's name."""
+        if self.algorithm in CLASSES:
+            return CLASSES[self.algorithm].__name__
+        return CENTRAL.get(self.algorithm, "ElementDP")
+
+    @property
+    def composes(self) -> bool:
+        """Whether the silos of a subject compose: they do for a person, not for what is in one."""
+        return len(self.holders) > 1 and self.unit == "subject" and self.algorithm not in CENTRAL
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether whole epochs compose, not steps."""
+        return any(holder.facts.scheme == "shuffle" for holder in self.holders)
+
+    def guarantee(self, holder: Holder, sigma: float) -> Guarantee:
+        """What one step of a holder promises to the unit."""
+        facts = holder.facts
+        if self.algorithm in CENTRAL:
+            return self._central(sigma)
+        if self.algorithm not in CLASSES:
+            return _element(self.unit, facts.rate, self.elements, sigma)
+        kind = CLASSES[self.algorithm]
+        algorithm = GroupDP(1.0, self.cap) if kind is GroupDP else kind(1.0)
+        if self.unit == "item":
+            return algorithm.item_guarantee(facts, sigma)
+        if self.unit == "silo":
+            # Not the subject's figure: under shuffling one subject touches some batches, a silo all.
+            return Guarantee(
+                "silo",
+                "any change of one silo's data",
+                (accounting.user_ldp_event(sigma),),
+                "any change of the data moves the clipped batch gradient by at most two clip norms, "
+                "at every step",
+            )
+        return algorithm.subject_guarantee(facts, sigma)
+
+    def _central(self, sigma: float) -> Guarantee:
+        pairs = [(holder.facts.rate, holder.facts.max_items) for holder in self.holders]
+        most = self.most_silos if self.most_silos and self.most_silos < len(pairs) else None
+        if self.algorithm == "centralgroup":
+            event = central_group_event(pairs, sigma, self.cap, silos_per_subject=most)
+            move = "the items of a subject that are drawn in all silos together, in clip norms"
+        else:
+            event = central_higradavg_event(pairs, sigma, silos_per_subject=most)
+            move = "the number of silos in which an item of the subject is drawn, in clip norms"
+        return Guarantee(
+            "subject",
+            ADD_OR_REMOVE_SUBJECT,
+            (event,),
+            f"a trusted server adds noise once, to the sum over the silos; a subject moves it by {move} "
+            "(mixture of Gaussians)",
+        )
+
+    def engine_of(self, guarantee: Guarantee) -> str:
+        return guarantee.engine if self.engine is None else self.engine
+
+    def horizontal(self, sigma: float, lengths: list[tuple[int, int]]) -> HorizontalPlan:
+        """The silos with (steps a round, rounds) of each."""
+        silos = []
+        for holder, (steps, rounds) in zip(self.holders, lengths, strict=True):
+            guarantee = self.guarantee(holder, sigma)
+            silos.append(
+                Silo(
+                    guarantee.events[0],
+                    guarantee.times(steps),
+                    rounds,
+                    # the event of UserLDP counts in 2C
+                    clip_norm=2.0 if self.algorithm == "userldp" else 1.0,
+                    name=holder.name,
+                )
+            )
+        # The event of a shuffled epoch is no step: the averaged view must not take it for one.
+        view = "updates" if self.shuffles else self.view
+        return HorizontalPlan(silos, silos_per_subject=self.most_silos, view=view)
+
+    def worst_case(self, sigma: float, lengths: list[tuple[int, int]]) -> WorstCase | None:
+        """The costliest subject where silos compose; None where they do not."""
+        if not self.composes:
+            return None
+        engine = self.engine_of(self.guarantee(self.holders[0], sigma))
+        return self.horizontal(sigma, lengths).worst_case(delta=self.delta, engine=engine)
+
+    def epsilon(self, sigma: float, lengths: list[tuple[int, int]]) -> float:
+        """Of the whole run, an upper bound."""
+        worst = self.worst_case(sigma, lengths)
+        if worst is not None:
+            return worst.value
+        return max(
+            min(
+                accounting.epsilon(event, count, delta=self.delta, engine=self.engine_of(guarantee))
+                for event in guarantee.events
+            )
+            for guarantee, count in self._distinct(sigma, lengths)
+        )
+
+    def noise(self, epsilon: float, lengths: list[tuple[int, int]]) -> float:
+        """The smallest noise multiplier that keeps the budget."""
+        if self.composes and self.engine == "rdp":
+            budget = _checks.target_epsilon(epsilon, allow_zero=False)
+            return smallest_factor(lambda sigma: self.epsilon(sigma, lengths), budget)
+        if self.composes:
+            return self.horizontal(1.0, lengths).noise_for_budget(epsilon=epsilon, delta=self.delta)
+        found = []
+        for holder, (steps, rounds) in self._unlike(lengths):
+            shape = self.guarantee(holder, 1.0)
+            found.append(
+                min(
+                    accounting.noise_multiplier(
+                        lambda sigma, holder=holder, n=n: self.guarantee(holder, sigma).events[n],
+                        shape.times(steps) * rounds,
+                        epsilon=epsilon,
+                        delta=self.delta,
+                        engine=self.engine_of(shape),
+                    )
+                    for n in range(len(shape.events))
+                )
+            )
+        return max(found)
+
+    def rounds(self, sigma: float, epsilon: float, steps: list[int]) -> int:
+        """The largest number of rounds within the budget, 0 if not even one is."""
+        budget = _checks.target_epsilon(epsilon, allow_zero=False)
+        found = largest_integer(
+            lambda rounds: self.epsilon(sigma, [(count, rounds) for count in steps]),
+            budget,
+            MOST_ROUNDS,
+        )
+        if found >= MOST_ROUNDS:
+            raise UsageError(
+                f"more than {MOST_ROUNDS:g} rounds keep the budget, and the search ends there: less "
+                "noise would do"
+            )
+        return found
+
+    def alone(self) -> Question:
+        """The same for a subject who is in one silo only."""
+        return dataclasses.replace(self, most_silos=1)
+
+    def _unlike(self, lengths):
+        """Holders that differ, with their lengths; a central algorithm has one for all."""
+        pairs = list(zip(self.holders, lengths, strict=True))
+        if self.algorithm in CENTRAL:
+            return pairs[:1]
+        return list({(holder.facts, length): (holder, length) for holder, length in pairs}.values())
+
+    def _distinct(self, sigma, lengths):
+        for holder, (steps, rounds) in self._unlike(lengths):
+            guarantee = self.guarantee(holder, sigma)
+            yield guarantee, guarantee.times(steps) * rounds
+
+    def data(self) -> dict[str, Any]:
+        """What `--json` says about the question."""
+        found: dict[str, Any] = {
+            "algorithm": self.display,
+            "unit": self.unit,
+            "delta": self.delta,
+            "max_items_per_subject_in_a_step": self.cap,
+        }
+        if len(self.holders) == 1:
+            found |= self.holders[0].data()
+        else:
+            found |= {
+                "silos": [{"name": holder.name, **holder.data()} for holder in self.holders],
+                "silos_per_subject": self.most_silos,
+                "view": self.view,
+            }
+        if self.elements is not None:
+            found["elements_per_subject"] = self.elements
+        if self.stats is not None:
+            found["data"] = inputs.stats_data(self.stats)
+        return found
+
+
+def _element(unit: str, rate: float, elements: int | None, sigma: float) -> Guarantee:
+    if unit == "subject":
+        return Guarantee(
+            "subject",
+            ADD_OR_REMOVE_SUBJECT,
+            (accounting.element_subject_event(rate, sigma, elements),),
+            f"subjects are sampled independently; one of up to {elements} elements moves the sum by as "
+            "many clip norms (Poisson-sampled Gaussian)",
+        )
+    events = [accounting.element_event(rate, sigma)]
+    why = "an element's subject is known to be sampled, so that sampling does not amplify"
+    if elements is not None:
+        events.append(accounting.replace_one_event(rate, sigma / elements))
+        why += "; or the figure for replacing the subject, if that is smaller"
+    return Guarantee("element", "replacing one element of one subject", tuple(events), why)
