@@ -11,11 +11,11 @@ import pytest
 from scipy import stats
 
 from tf_subjectdp import accounting as acc
-from tf_subjectdp.accounting import laws
-from tf_subjectdp.accounting.central import central_group_event, central_higradavg_event
-from tf_subjectdp.accounting.horizontal import HorizontalPlan
-from tf_subjectdp.accounting.laws import Law, make_law, sum_law
-from tf_subjectdp.accounting.silos import Silo
+from tf_subjectdp.accounting.silos import laws
+from tf_subjectdp.accounting.silos.central import central_group_event, central_higradavg_event
+from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan
+from tf_subjectdp.accounting.silos.laws import Law, make_law, sum_law
+from tf_subjectdp.accounting.silos.silo import Silo
 
 
 def _law(event):

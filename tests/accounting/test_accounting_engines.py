@@ -8,10 +8,12 @@ import sys
 import attr
 import dp_accounting
 import pytest
+from scipy import integrate, special
 
 from tf_subjectdp import accounting as acc
-from tf_subjectdp.accounting.ledger import ledger
-from tf_subjectdp.accounting.renyi import renyi_divergence
+from tf_subjectdp.accounting.engine.gaussian import gaussian_delta, gaussian_epsilon
+from tf_subjectdp.accounting.engine.ledger import ledger
+from tf_subjectdp.accounting.engine.renyi import renyi_divergence
 
 ITEM = acc.item_event(0.01, 1.0)
 ENGINES = ("pld", "rdp")
@@ -270,3 +272,31 @@ def test_calibration_that_noise_cannot_reach_is_refused():
         acc.noise_multiplier(lambda s: acc.nonprivate_event(), 1, epsilon=1.0, delta=1e-5)
     with pytest.raises(TypeError, match="make_event"):
         acc.noise_multiplier(3.0, 10, epsilon=0.1, delta=1e-5)
+
+
+# --- little noise, much noise, many steps
+
+
+@pytest.mark.parametrize("mu", [1e-16, 1e-9, 1e-4, 0.099, 0.101])
+@pytest.mark.parametrize("z", [0.0, 0.5, 3.0, 12.0])
+def test_the_gaussian_of_little_mu_is_an_integral_without_cancellation(mu, z):
+    # delta = mu * integral over s of exp(-mu s) Phi(-(z - mu/2 + s)), by SciPy's own quadrature.
+    shift = z - mu / 2
+    integral, _ = integrate.quad(
+        lambda s: math.exp(-mu * s) * special.ndtr(-(shift + s)), 0.0, 40.0, epsabs=0, epsrel=1e-12
+    )
+    assert gaussian_delta(mu, z * mu) == pytest.approx(mu * integral, rel=1e-9)
+    if z > 0.0:
+        epsilon = gaussian_epsilon(mu, mu * integral)
+        assert z * mu * (1 - 1e-9) <= epsilon <= z * mu * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("exponent", [5, 8, 11])
+def test_rounding_of_very_rare_steps_never_pays_off(exponent):
+    # n steps of rate q are at least the Gaussian of mu = q sqrt(n) sqrt(exp(1/sigma^2) - 1), the limit
+    # of many rare steps; a cumulant of one step is then smaller than the rounding of its quadrature.
+    q, steps = 10.0**-exponent, min(10 ** (2 * exponent - 3), 2**53)
+    mu = q * math.sqrt(steps) * math.sqrt(math.expm1(1.0))
+    value = acc.epsilon(acc.item_event(q, 1.0), steps, delta=1e-6, engine="rdp")
+    assert value >= gaussian_epsilon(mu, 1e-6) * (1 - 1e-6)
+    assert acc.epsilon(acc.item_event(q, 1.0), steps, delta=1e-6) <= value

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tf_subjectdp.accounting import fdp
-from tf_subjectdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from tf_subjectdp.accounting.engine.gaussian import gaussian_delta, gaussian_epsilon
 
 ALPHA = np.concatenate([np.linspace(0.0, 1.0, 101), np.geomspace(1e-12, 1e-2, 20)])
 EPSILON = np.linspace(0.0, 6.0, 25)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tf_subjectdp import accounting as acc
 from tf_subjectdp.accounting import group_privacy as group
-from tf_subjectdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from tf_subjectdp.accounting.engine.gaussian import gaussian_delta, gaussian_epsilon
 
 ITEM = 0.016151419558359623
 HYPOTHESIS = settings(max_examples=60, deadline=None, derandomize=True)

@@ -10,12 +10,12 @@ import pytest
 from scipy import optimize, stats
 
 from tf_subjectdp import accounting as acc
-from tf_subjectdp.accounting import subsets
-from tf_subjectdp.accounting.horizontal import HorizontalPlan
-from tf_subjectdp.accounting.ledger import ledger
-from tf_subjectdp.accounting.renyi import renyi_divergence
-from tf_subjectdp.accounting.renyi_grid import THETA, cumulants
-from tf_subjectdp.accounting.silos import Silo, scaled_event
+from tf_subjectdp.accounting.engine.ledger import ledger
+from tf_subjectdp.accounting.engine.renyi import renyi_divergence
+from tf_subjectdp.accounting.silos import subsets
+from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan
+from tf_subjectdp.accounting.silos.renyi_grid import THETA, cumulants
+from tf_subjectdp.accounting.silos.silo import Silo, scaled_event
 
 ITEM = 0.016151419558359623
 SIGMA = 1.5537692098577436

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from tf_subjectdp import accounting as acc
-from tf_subjectdp.accounting.discretise import discretise
-from tf_subjectdp.accounting.ledger import ledger
-from tf_subjectdp.accounting.pld import pld_epsilon
-from tf_subjectdp.accounting.renyi import renyi_divergence
+from tf_subjectdp.accounting.engine.discretise import discretise
+from tf_subjectdp.accounting.engine.ledger import ledger
+from tf_subjectdp.accounting.engine.pld import pld_epsilon
+from tf_subjectdp.accounting.engine.renyi import renyi_divergence
 
 ENGINES = ("pld", "rdp")
 few = settings(max_examples=12, deadline=None, derandomize=True)

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from tf_subjectdp import accounting
-from tf_subjectdp.accounting.gaussian import gaussian_delta
+from tf_subjectdp.accounting.engine.gaussian import gaussian_delta
 
 
 @pytest.mark.parametrize("items", [5, 145, 4484])

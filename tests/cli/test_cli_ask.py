@@ -7,9 +7,9 @@ import math
 import pytest
 
 from tf_subjectdp import accounting, algorithms, planning, sampling
-from tf_subjectdp.accounting import central
-from tf_subjectdp.accounting.horizontal import HorizontalPlan
-from tf_subjectdp.accounting.silos import Silo
+from tf_subjectdp.accounting.silos import central
+from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan
+from tf_subjectdp.accounting.silos.silo import Silo
 from tf_subjectdp.cli import main
 
 DELTA = 1e-5

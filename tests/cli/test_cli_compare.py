@@ -10,8 +10,8 @@ import pytest
 
 import tf_subjectdp as sdp
 from tf_subjectdp import accounting
-from tf_subjectdp.accounting.horizontal import HorizontalPlan
-from tf_subjectdp.accounting.silos import Silo
+from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan
+from tf_subjectdp.accounting.silos.silo import Silo
 from tf_subjectdp.cli import compare, main
 from tf_subjectdp.cli.arguments import make_parser
 from tf_subjectdp.cli.output import Printer

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tf_subjectdp import accounting as acc
-from tf_subjectdp.accounting.horizontal import HorizontalPlan
+from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan
 from tf_subjectdp.plots import subject_epsilons
 
 PLAN = HorizontalPlan(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from tf_subjectdp.accounting import higradavg_event
-from tf_subjectdp.accounting.horizontal import HorizontalPlan
+from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan
 from tf_subjectdp.sampling import SiloStats, SubjectStats
 
 SUBJECTS = ["ann", "bob", "ann", "cy", "ann", "bob"]

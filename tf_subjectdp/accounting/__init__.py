@@ -15,7 +15,6 @@ import importlib
 from typing import Any
 
 from tf_subjectdp.accounting.accountants import SubjectPLDAccountant, SubjectRdpAccountant
-from tf_subjectdp.accounting.central import central_group_event, central_higradavg_event
 from tf_subjectdp.accounting.event_types import (
     FixedSizeReplaceOneDpEvent,
     PoissonReplaceOneDpEvent,
@@ -33,9 +32,7 @@ from tf_subjectdp.accounting.events import (
     truncated_poisson_event,
     user_ldp_event,
 )
-from tf_subjectdp.accounting.horizontal import HorizontalPlan, WorstCase
-from tf_subjectdp.accounting.membership import SubjectEpsilons, per_subject_epsilon
-from tf_subjectdp.accounting.paper_warning import PaperRuleWarning
+from tf_subjectdp.accounting.papers.warning import PaperRuleWarning
 from tf_subjectdp.accounting.replaced_events import (
     element_event,
     fixed_size_event,
@@ -44,7 +41,10 @@ from tf_subjectdp.accounting.replaced_events import (
     revealed_event,
     shuffled_epoch_event,
 )
-from tf_subjectdp.accounting.silos import Silo
+from tf_subjectdp.accounting.silos.central import central_group_event, central_higradavg_event
+from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan, WorstCase
+from tf_subjectdp.accounting.silos.membership import SubjectEpsilons, per_subject_epsilon
+from tf_subjectdp.accounting.silos.silo import Silo
 from tf_subjectdp.accounting.solve import delta, epsilon, noise_multiplier
 
 _SUBMODULES = ("fdp", "group_privacy", "paper_rules", "study", "utility")

@@ -26,16 +26,31 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from tf_subjectdp.accounting import _checks, event_json
-from tf_subjectdp.accounting.canonical import NotPrivate, UnknownEventError, canonical
-from tf_subjectdp.accounting.ledger import Ledger, ledger
-from tf_subjectdp.accounting.pld import TARGET_ERROR, pld_delta, pld_epsilon
-from tf_subjectdp.accounting.rdp import convert_delta, convert_epsilon, rdp_delta, rdp_epsilon
-from tf_subjectdp.accounting.renyi import SMALLEST_THETA, renyi_divergence
+from tf_subjectdp.accounting.engine.canonical import NotPrivate, UnknownEventError, canonical
+from tf_subjectdp.accounting.engine.ledger import Ledger, ledger
+from tf_subjectdp.accounting.engine.pld import TARGET_ERROR, pld_delta, pld_epsilon
+from tf_subjectdp.accounting.engine.rdp import (
+    convert_delta,
+    convert_epsilon,
+    rdp_delta,
+    rdp_epsilon,
+)
+from tf_subjectdp.accounting.engine.renyi import SMALLEST_THETA, renyi_divergence
 
 _Details = dp_accounting.PrivacyAccountant.CompositionErrorDetails
 _COMPOSED = (dp_accounting.SelfComposedDpEvent, dp_accounting.ComposedDpEvent)
 # The orders at which dp_accounting's own rules are evaluated: its own list.
 _ORDERS = tuple(float(order) for order in RdpAccountant().orders)
+
+
+def _relation(value: Any) -> NeighboringRelation:
+    # A string would silently mean "add or remove" to everything that compares it.
+    if not isinstance(value, NeighboringRelation):
+        raise TypeError(
+            f"neighboring_relation must be a dp_accounting.NeighboringRelation, got {value!r}; for "
+            f"instance NeighboringRelation.REPLACE_ONE."
+        )
+    return value
 
 
 def _refusal(
@@ -94,9 +109,13 @@ class _Saved:
                 f"{os.fspath(path)!r} has relation {config['relation']!r}; known are "
                 f"{[kind.name for kind in NeighboringRelation]}."
             ) from None
-        return cls(neighboring_relation=relation, **options).compose(
-            event_json.decode(config["event"])
-        )
+        accountant = cls(neighboring_relation=relation, **options)
+        try:
+            return accountant.compose(event_json.decode(config["event"]))
+        except (TypeError, dp_accounting.UnsupportedEventError) as error:
+            raise ValueError(
+                f"{os.fspath(path)!r} holds an event that {cls.__name__} cannot account for: {error}"
+            ) from None
 
     def compose(self, event: dp_event.DpEvent, count: int = 1) -> Self:
         """Adds `count` runs of `event`; see `dp_accounting.PrivacyAccountant.compose`.
@@ -118,19 +137,22 @@ class SubjectPLDAccountant(_Saved, PLDAccountant):
 
     Args:
       neighboring_relation: what neighbouring data are, for dp_accounting's own events: under
-        REPLACE_ONE a Gaussian of noise 1 has sensitivity 2. Events of this package state their own.
-      relative_error: aimed at by the discretisation, in (0, 0.1].
+        REPLACE_ONE a Gaussian of noise 1 has sensitivity 2, and a mixture of more than one sensitivity
+        is not amplified by its sampling (no smaller bound is proven). Randomized response against a
+        special record counts as a replaced answer. Events of this package state their own pair.
+      relative_error: aimed at by the discretisation, in [1e-7, 0.1].
     """
 
     def __init__(
         self,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        *,
         relative_error: float = TARGET_ERROR,
     ):
-        super().__init__(neighboring_relation)
-        error = _checks.target_epsilon(relative_error, allow_zero=False)
-        if error > 0.1:
-            raise ValueError(f"relative_error must be in (0, 0.1], got {error:g}.")
+        super().__init__(_relation(neighboring_relation))
+        error = _checks.sensitivity("relative_error", relative_error)
+        if not 1e-7 <= error <= 0.1:
+            raise ValueError(f"relative_error must be in [1e-7, 0.1], got {error:g}.")
         self._relative_error = error
 
     def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> _Details | None:
@@ -163,8 +185,8 @@ class SubjectRdpAccountant(_Saved, RdpAccountant):
     """Renyi differential privacy as an accountant, at real orders and with mixtures of Gaussians.
 
     Where all events are known to this package, the order is optimised over the reals; `orders`
-    matter for `rdp`, and where dp_accounting's own rules are needed (SampledWithReplacement,
-    RepeatAndSelect): then epsilon is the smallest over `orders`.
+    matter for `rdp`, and where dp_accounting's own rules are needed (RepeatAndSelect): then epsilon
+    is the smallest over `orders`.
 
     Args:
       orders: Renyi orders, each at least 1.02 (nearer to 1 nothing can be told from rounding);
@@ -183,7 +205,7 @@ class SubjectRdpAccountant(_Saved, RdpAccountant):
                 f"orders must be finite and at least {1 + SMALLEST_THETA}, got {chosen}: closer to "
                 f"1 a divergence cannot be told from rounding errors."
             )
-        super().__init__(chosen, neighboring_relation)
+        super().__init__(chosen, _relation(neighboring_relation))
         self._known: list[tuple[dp_event.DpEvent, int]] = []
         self._foreign = False
         self._at_orders = False
@@ -193,11 +215,12 @@ class SubjectRdpAccountant(_Saved, RdpAccountant):
             return super()._maybe_compose(event, count, do_compose)
         if isinstance(event, dp_event.RepeatAndSelectDpEvent):
             # Its rule works on the divergences of what is repeated, at every order.
-            self._foreign, self._at_orders = self._foreign or do_compose, True
+            outer, self._at_orders = self._at_orders, True
+            self._foreign = self._foreign or do_compose
             try:
                 return super()._maybe_compose(event, count, do_compose)
             finally:
-                self._at_orders = False
+                self._at_orders = outer
         details, unknown = _refusal(event, self.neighboring_relation, None)
         if unknown:
             self._foreign = self._foreign or do_compose

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
+import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,9 @@ def _encode(value: Any, depth: int) -> Any:
         return {_KIND: name, **fields}
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.tolist()
-    if isinstance(value, float) and math.isinf(value):
+    if isinstance(value, float) and not math.isfinite(value):
+        if value != math.inf:
+            raise ValueError(f"{value!r} in an event cannot be saved: it is no parameter of any.")
         return "infinite"  # JSON has no infinity
     if isinstance(value, (list, tuple)):
         return [_encode(part, depth + 1) for part in value]
@@ -87,24 +90,28 @@ def _decode(value: Any, depth: int) -> Any:
             return kind(**{key: _decode(part, depth + 1) for key, part in fields.items()})
         except TypeError as error:
             raise ValueError(f"{value!r} is no {name}: {error}.") from None
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, list):
         return tuple(_decode(part, depth + 1) for part in value)
     return math.inf if value == "infinite" else value
 
 
 def write(path: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
-    """Writes JSON by way of a new file beside `path`, which then takes its place."""
+    """Writes JSON by way of a new file beside `path`, which then takes its place.
+
+    The file keeps the permissions of the one it replaces; a new one gets the usual ones.
+    """
     path = Path(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
+    new = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with open(new, "x", encoding="utf-8") as file:
             json.dump(config, file, indent=1, allow_nan=False)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        if path.exists():
+            shutil.copymode(path, new)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def read(path: str | os.PathLike[str], keys: Sequence[str]) -> dict[str, Any]:

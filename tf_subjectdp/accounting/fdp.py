@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """f-DP: trade-off curves, their algebra, and their exchange with (epsilon, delta).
 
-    from tf_subjectdp.accounting import fdp
+        from tf_subjectdp.accounting import fdp
     curve = fdp.tensor(fdp.gaussian(1.0), fdp.subsample(fdp.gaussian(0.5), 0.01))
     curve(0.05), curve.delta(1.0), curve.epsilon(1e-5)
 
@@ -20,11 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting._curves import Subsampled, TradeOff
-from tf_subjectdp.accounting._gaussians import GaussianCurve, RevealedGaussians
-from tf_subjectdp.accounting._polyline import PiecewiseLinear, from_powers, lower_hull
-from tf_subjectdp.accounting._tensor import composition_interval, convolve, discretise
-from tf_subjectdp.accounting.batch_fdp import (
+from tf_subjectdp.accounting.tradeoff.batch_clipping import (
     ADVERSARY_A0,
     ADVERSARY_A1,
     BatchScheme,
@@ -36,7 +32,19 @@ from tf_subjectdp.accounting.batch_fdp import (
     lower_curve,
     upper_curve,
 )
-from tf_subjectdp.accounting.paper_fdp import paper_e1_curve, paper_f3_curve, paper_f3_occupancy
+from tf_subjectdp.accounting.tradeoff.curves import Subsampled, TradeOff
+from tf_subjectdp.accounting.tradeoff.gaussians import GaussianCurve, RevealedGaussians
+from tf_subjectdp.accounting.tradeoff.polyline import PiecewiseLinear, from_powers, lower_hull
+from tf_subjectdp.accounting.tradeoff.published import (
+    paper_e1_curve,
+    paper_f3_curve,
+    paper_f3_occupancy,
+)
+from tf_subjectdp.accounting.tradeoff.tensor_product import (
+    composition_interval,
+    convolve,
+    discretise,
+)
 
 __all__ = [
     "ADVERSARY_A0",
@@ -238,7 +246,9 @@ def tensor(*curves: TradeOff, interval: float | None = None) -> TradeOff:
     Raises:
       ValueError: there is no curve, or the interval is not positive.
     """
-    return _tensor([(curve, 1) for curve in curves], interval)
+    product = _tensor([(curve, 1) for curve in curves], interval)
+    named = {curve.adversary for curve in curves}
+    return product.named(named.pop()) if len(named) == 1 else product
 
 
 def power(curve: TradeOff, count: int, *, interval: float | None = None) -> TradeOff:
@@ -249,6 +259,9 @@ def power(curve: TradeOff, count: int, *, interval: float | None = None) -> Trad
 
 
 def _tensor(factors: list[tuple[TradeOff, int]], interval: float | None) -> TradeOff:
+    for curve, _ in factors:
+        if not isinstance(curve, TradeOff):
+            raise TypeError(f"a trade-off curve is expected, got {curve!r}; e.g. gaussian(1.0).")
     if not factors:
         raise ValueError("tensor needs at least one curve; `identity()` is the neutral one.")
     if interval is not None and not 1e-6 <= interval <= 1.0:

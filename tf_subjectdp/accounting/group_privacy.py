@@ -17,7 +17,10 @@ import dp_accounting
 from scipy import optimize
 
 from tf_subjectdp.accounting import _checks, solve
-from tf_subjectdp.accounting.gaussian import gaussian_epsilon
+from tf_subjectdp.accounting.engine.gaussian import gaussian_epsilon
+from tf_subjectdp.accounting.engine.ledger import Ledger, ledger
+from tf_subjectdp.accounting.engine.mechanisms import Mechanism
+from tf_subjectdp.accounting.engine.renyi import renyi_divergence
 from tf_subjectdp.accounting.group_conversions import (
     Guarantee,
     RenyiGuarantee,
@@ -38,9 +41,6 @@ from tf_subjectdp.accounting.group_conversions import (
     ungroup_zcdp,
     zcdp_epsilon,
 )
-from tf_subjectdp.accounting.ledger import Ledger, ledger
-from tf_subjectdp.accounting.mechanisms import Mechanism
-from tf_subjectdp.accounting.renyi import renyi_divergence
 
 __all__ = [
     "Guarantee",

@@ -16,13 +16,14 @@ None of these functions is used to set noise anywhere in this library.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import dp_accounting
 
-from tf_subjectdp.accounting import paper_figures
-from tf_subjectdp.accounting.paper_warning import PaperRuleWarning, warn_paper_rule
+from tf_subjectdp.accounting.papers import figures
+from tf_subjectdp.accounting.papers.warning import PaperRuleWarning, warn_paper_rule
 
 
 def paper_rounds(
@@ -52,7 +53,7 @@ def paper_rounds(
       TypeError, ValueError: an argument is out of its range, or only one of `event` and `delta`
         is given.
     """
-    return int(_warned(paper_figures.rounds_rule, rounds, silos, event, steps_per_round, delta))
+    return int(_warned(figures.rounds_rule, rounds, silos, event, steps_per_round, delta))
 
 
 def paper_higradavg_rate(
@@ -82,7 +83,7 @@ def paper_higradavg_rate(
       TypeError, ValueError: an argument is out of its range, or some but not all of
         `noise_multiplier`, `steps`, `delta` are given.
     """
-    return _warned(paper_figures.rate_rule, q, k, text, noise_multiplier, steps, delta)
+    return _warned(figures.rate_rule, q, k, text, noise_multiplier, steps, delta)
 
 
 def paper_local_group_noise(
@@ -107,7 +108,7 @@ def paper_local_group_noise(
     Raises:
       TypeError, ValueError: an argument is out of its range.
     """
-    return _warned(paper_figures.local_group_rule, group, k, q, steps, epsilon, delta)
+    return _warned(figures.local_group_rule, group, k, q, steps, epsilon, delta)
 
 
 def paper_userldp_condition(epsilon: float, delta: float, *, steps: int = 1) -> float:
@@ -128,7 +129,7 @@ def paper_userldp_condition(epsilon: float, delta: float, *, steps: int = 1) -> 
     Raises:
       TypeError, ValueError: an argument is out of its range.
     """
-    return _warned(paper_figures.user_ldp_rule, epsilon, delta, steps)
+    return _warned(figures.user_ldp_rule, epsilon, delta, steps)
 
 
 def paper_element_amplification(
@@ -153,7 +154,7 @@ def paper_element_amplification(
     Raises:
       TypeError, ValueError: an argument is out of its range.
     """
-    return _warned(paper_figures.element_rule, p, noise_multiplier, steps, delta, elements)
+    return _warned(figures.element_rule, p, noise_multiplier, steps, delta, elements)
 
 
 def abadi_bound(q: float, steps: int, epsilon: float, delta: float, *, c2: float) -> float:
@@ -175,7 +176,7 @@ def abadi_bound(q: float, steps: int, epsilon: float, delta: float, *, c2: float
     Raises:
       TypeError, ValueError: an argument is out of its range.
     """
-    return _warned(paper_figures.abadi_rule, q, steps, epsilon, delta, c2)
+    return _warned(figures.abadi_rule, q, steps, epsilon, delta, c2)
 
 
 def compare_rule(name: str, **arguments: Any) -> PaperRuleWarning:
@@ -196,7 +197,14 @@ def compare_rule(name: str, **arguments: Any) -> PaperRuleWarning:
     if name not in _RULES:
         raise ValueError(f"name must be one of {', '.join(sorted(_RULES))}, got {name!r}.")
     rule, defaults = _RULES[name]
-    return rule(**{**defaults, **arguments})
+    given = {**defaults, **arguments}
+    wanted = list(inspect.signature(rule).parameters)
+    if set(given) != set(wanted):
+        raise TypeError(
+            f"the rule {name!r} takes {wanted}; missing are {sorted(set(wanted) - set(given))}, "
+            f"unknown {sorted(set(given) - set(wanted))}."
+        )
+    return rule(**given)
 
 
 def _warned(rule: Callable[..., PaperRuleWarning], *arguments: Any) -> float:
@@ -207,13 +215,13 @@ def _warned(rule: Callable[..., PaperRuleWarning], *arguments: Any) -> float:
 
 
 _RULES: dict[str, tuple[Callable[..., PaperRuleWarning], dict[str, Any]]] = {
-    "rounds": (paper_figures.rounds_rule, {"event": None, "steps_per_round": 1, "delta": None}),
+    "rounds": (figures.rounds_rule, {"event": None, "steps_per_round": 1, "delta": None}),
     "higradavg_rate": (
-        paper_figures.rate_rule,
+        figures.rate_rule,
         {"noise_multiplier": None, "steps": None, "delta": None},
     ),
-    "local_group_noise": (paper_figures.local_group_rule, {}),
-    "userldp_condition": (paper_figures.user_ldp_rule, {"steps": 1}),
-    "element_amplification": (paper_figures.element_rule, {"elements": None}),
-    "abadi_bound": (paper_figures.abadi_rule, {}),
+    "local_group_noise": (figures.local_group_rule, {}),
+    "userldp_condition": (figures.user_ldp_rule, {"steps": 1}),
+    "element_amplification": (figures.element_rule, {"elements": None}),
+    "abadi_bound": (figures.abadi_rule, {}),
 }

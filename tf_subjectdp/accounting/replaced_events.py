@@ -160,9 +160,7 @@ def shuffled_epoch_event(
             )
         full, rest = divmod(k, batch_size)
         square = full * batch_size**2 + rest**2
-    if noise_multiplier == 0.0:
-        return nonprivate_event()
-    return dp_accounting.GaussianDpEvent(noise_multiplier / (2.0 * math.sqrt(square)))
+    return revealed_event([2.0 * math.sqrt(square)], [1.0], noise_multiplier)
 
 
 def histogram_event(noise_multiplier: float) -> dp_accounting.DpEvent:
@@ -177,7 +175,4 @@ def histogram_event(noise_multiplier: float) -> dp_accounting.DpEvent:
     Raises:
       ValueError, TypeError: noise_multiplier is not a finite number >= 0.
     """
-    noise_multiplier = _checks.noise("noise_multiplier", noise_multiplier)
-    if noise_multiplier == 0.0:
-        return nonprivate_event()
-    return dp_accounting.GaussianDpEvent(noise_multiplier / 2.0)
+    return revealed_event([2.0], [1.0], noise_multiplier)

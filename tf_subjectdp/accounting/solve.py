@@ -9,9 +9,9 @@ from collections.abc import Callable
 import dp_accounting
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting.ledger import Ledger, ledger
-from tf_subjectdp.accounting.pld import TARGET_ERROR, pld_delta, pld_epsilon
-from tf_subjectdp.accounting.rdp import rdp_delta, rdp_epsilon
+from tf_subjectdp.accounting.engine.ledger import Ledger, ledger
+from tf_subjectdp.accounting.engine.pld import TARGET_ERROR, pld_delta, pld_epsilon
+from tf_subjectdp.accounting.engine.rdp import rdp_delta, rdp_epsilon
 
 # Calibration looks for noise in this range, to this relative precision.
 _LOWEST_NOISE = 1e-3

@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from tf_subjectdp.accounting import paper_rules, solve
-from tf_subjectdp.accounting.study_rules import RuleRow, rule_markdown, rule_rows
-from tf_subjectdp.accounting.study_settings import (
+from tf_subjectdp.accounting.papers.study_rules import RuleRow, rule_markdown, rule_rows
+from tf_subjectdp.accounting.papers.study_settings import (
     FEMNIST_LIKE,
     SHAKESPEARE_LIKE,
     StudySetting,

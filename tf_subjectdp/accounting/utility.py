@@ -45,7 +45,7 @@ import dp_accounting
 
 from tf_subjectdp.accounting import _checks, events, solve
 from tf_subjectdp.accounting.group_privacy import ungroup_loose
-from tf_subjectdp.accounting.utility_problem import (
+from tf_subjectdp.accounting.papers.utility_problem import (
     ConvexProblem,
     ExcessLoss,
     SubjectData,

@@ -8,10 +8,10 @@ from typing import Any
 
 from tf_subjectdp import accounting
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting.central import central_group_event, central_higradavg_event
-from tf_subjectdp.accounting.horizontal import MOST_ROUNDS, HorizontalPlan, WorstCase
-from tf_subjectdp.accounting.searching import largest_integer, smallest_factor
-from tf_subjectdp.accounting.silos import Silo
+from tf_subjectdp.accounting.silos.central import central_group_event, central_higradavg_event
+from tf_subjectdp.accounting.silos.horizontal import MOST_ROUNDS, HorizontalPlan, WorstCase
+from tf_subjectdp.accounting.silos.searching import largest_integer, smallest_factor
+from tf_subjectdp.accounting.silos.silo import Silo
 from tf_subjectdp.algorithms import GroupDP, Guarantee, HiGradAvg, ItemDP, SubjectDP, UserLDP
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT
 from tf_subjectdp.cli import inputs

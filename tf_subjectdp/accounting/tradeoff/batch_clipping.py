@@ -23,16 +23,18 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy import stats
 
-from tf_subjectdp.accounting import _checks, _occupancy
-from tf_subjectdp.accounting._curves import Subsampled, TradeOff
-from tf_subjectdp.accounting._gaussians import GaussianCurve, RevealedGaussians
-from tf_subjectdp.accounting._tensor import composition_interval, convolve
+from tf_subjectdp.accounting import _checks
+from tf_subjectdp.accounting.tradeoff import occupancy
+from tf_subjectdp.accounting.tradeoff.curves import Subsampled, TradeOff
+from tf_subjectdp.accounting.tradeoff.gaussians import GaussianCurve, RevealedGaussians
+from tf_subjectdp.accounting.tradeoff.tensor_product import composition_interval, convolve
 
 ADVERSARY_A0 = "A0: sees every noised update and both candidate data sets, not the batches"
 ADVERSARY_A1 = "A1: as A0, and knows in which batch and part every differing item was"
 SAMPLINGS = ("shuffling", "subsampling", "poisson")
+_NEGLIGIBLE = 1e-40
+_LARGEST_LAW = 2_000_000
 # Tail of q_E that the bounds of Definitions 5.3 and 5.4 give up, unless told.
 _BOUND_TAIL = 1e-9
 
@@ -138,29 +140,43 @@ def hit_law(scheme: BatchScheme, *, epochs: int, group: int = 1) -> HitLaw:
     if scheme.sampling == "shuffling":
         if group == 1:
             return HitLaw(np.array([epochs]), np.ones(1), 0.0)
-        epoch = _occupancy.shuffled_epoch(scheme.rounds, scheme.parts, scheme.part_size, group)
-        law, first, dropped = _occupancy.fold(epoch, epochs)
+        epoch = occupancy.shuffled_epoch(scheme.rounds, scheme.parts, scheme.part_size, group)
+        law, first, dropped = occupancy.fold(epoch, epochs)
     else:
         steps = _checks.integer("rounds * epochs", scheme.rounds * epochs, 1)
         places = scheme.population if scheme.sampling == "subsampling" else None
-        one = _occupancy.sampled_round(
+        one = occupancy.sampled_round(
             scheme.parts, scheme.part_size, group, places=places, rate=1.0 / scheme.rounds
         )
         if len(one) == 2:
             law, first, dropped = _binomial(steps, one[1])
         else:
-            law, first, dropped = _occupancy.fold(one, steps)
+            law, first, dropped = occupancy.fold(one, steps)
     law = law * ((1.0 - dropped) / law.sum())
     used = law > 0.0
     return HitLaw((first + np.arange(len(law), dtype=np.int64))[used], law[used], dropped)
 
 
 def _binomial(steps: int, hit: float) -> tuple[np.ndarray, int, float]:
-    low = int(max(stats.binom.ppf(1e-30, steps, hit) - 60, 0))
-    high = int(min(steps, stats.binom.isf(1e-30, steps, hit) + 60))
-    law = stats.binom.pmf(np.arange(low, high + 1), steps, hit)
-    law[0] += stats.binom.cdf(low - 1, steps, hit)
-    return _occupancy.trim(law, low, float(stats.binom.sf(high, steps, hit)))
+    if hit == 1.0:
+        return np.ones(1), steps, 0.0
+    # Bernstein: less than the negligible mass lies outside of this window, on either side.
+    reach = -math.log(_NEGLIGIBLE)
+    spread = math.sqrt(2.0 * steps * hit * (1.0 - hit) * reach) + reach
+    low = max(0, math.floor(steps * hit - spread))
+    high = min(steps, math.ceil(steps * hit + spread))
+    if high - low > _LARGEST_LAW:
+        raise ValueError(
+            f"the law of {steps} rounds has {high - low} values, more than {_LARGEST_LAW}; use "
+            f"fewer epochs, or closed_form_curve under shuffling."
+        )
+    j = np.arange(low, high + 1, dtype=np.float64)
+    # By the ratios of neighbours: logarithms of factorials would cancel in so many rounds.
+    ratios = np.log((steps - j[:-1]) / j[1:]) + (math.log(hit) - math.log1p(-hit))
+    log_law = np.concatenate(([0.0], np.cumsum(ratios)))
+    law = np.exp(log_law - log_law.max())
+    law /= law.sum()
+    return occupancy.trim(law, low, _NEGLIGIBLE if high < steps else 0.0)
 
 
 def exact_curve(

@@ -18,7 +18,7 @@ import functools
 import numpy as np
 from scipy import special
 
-from tf_subjectdp.accounting.mechanisms import Branches, LossAtoms, Pair
+from tf_subjectdp.accounting.engine.mechanisms import Branches, LossAtoms, Pair
 
 # Outcomes further than this many standard deviations from every component are cut: mass 4e-36.
 _REACH = 12.5

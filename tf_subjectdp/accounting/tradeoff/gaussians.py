@@ -9,8 +9,8 @@ import numpy as np
 from scipy import special
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting._curves import ROUND_UP, Tails, TradeOff
-from tf_subjectdp.accounting.gaussian import gaussian_epsilon
+from tf_subjectdp.accounting.engine.gaussian import gaussian_epsilon
+from tf_subjectdp.accounting.tradeoff.curves import ROUND_UP, Tails, TradeOff
 
 # Entries of the largest temporary array.
 _CHUNK = 1_000_000

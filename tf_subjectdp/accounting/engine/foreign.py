@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from tf_subjectdp.accounting.mechanisms import Atoms, LossAtoms
+from tf_subjectdp.accounting.engine.mechanisms import Atoms, LossAtoms
 
 _LAPLACE_CELLS = 4000
 # A loss above this is as good as infinite (exp(-700) is the smallest float64 but for denormals).

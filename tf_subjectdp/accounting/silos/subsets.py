@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tf_subjectdp.accounting.adversary_views import View
-from tf_subjectdp.accounting.renyi_grid import Question
+from tf_subjectdp.accounting.silos.adversary_views import View
+from tf_subjectdp.accounting.silos.renyi_grid import Question
 
 #: More multisets than this are not listed; a bound on all of them at once is taken.
 MOST_SUBSETS = 20_000

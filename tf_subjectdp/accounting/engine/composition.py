@@ -10,7 +10,7 @@ import math
 import numpy as np
 from scipy import fft, signal
 
-from tf_subjectdp.accounting.discretise import LossPmf
+from tf_subjectdp.accounting.engine.discretise import LossPmf
 
 # Fourier coefficients of a modulus below exp of this are taken as 0: with a hundred million of them
 # the error of a mass is below 1e-25.
@@ -33,6 +33,7 @@ class Composed:
     log_scale: float
     extra: float
     log_moment: float
+    rounding: float = 0.0
 
     @functools.cached_property
     def _sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -64,6 +65,16 @@ class Composed:
             return None
         return float(losses[i]) + math.log((upper[i] - target) / lower[i])
 
+    def rounding_at(self, epsilon: float) -> float:
+        """How much of delta at `epsilon` is the allowance for rounding, and cut mass."""
+        losses = self._sums[0]
+        u = losses[np.searchsorted(losses, epsilon, "right") :] - epsilon
+        total = self.rounding * float(np.sum(np.exp(-self.theta * u) * -np.expm1(-u)))
+        if total <= 0.0:
+            return self.extra
+        exponent = math.log(total) + self.log_scale - self.theta * (epsilon - self.reference)
+        return math.exp(min(exponent, 0.0)) + self.extra
+
     def slope_at(self, epsilon: float, delta: float) -> float:
         """-d log(delta) / d epsilon: the tilt that the answer really corresponds to."""
         losses, _, lower = self._sums
@@ -82,6 +93,58 @@ class Composed:
             return self.extra
         exponent = math.log(total) + self.log_scale - self.theta * (epsilon - self.reference)
         return min(1.0, math.exp(min(exponent, 0.0)) + self.extra)
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleRelease:
+    """The loss distribution of one release: nothing is composed, so nothing is rounded."""
+
+    losses: np.ndarray
+    log_mass: np.ndarray
+    infinite: float
+
+    @classmethod
+    def of(cls, pmf: LossPmf) -> SingleRelease:
+        order = np.argsort(pmf.index, kind="stable")
+        return cls(
+            pmf.index[order] * pmf.interval,
+            np.log(pmf.mass[order]),
+            pmf.infinite,
+        )
+
+    def delta_at(self, epsilon: float) -> float:
+        """delta at `epsilon`, of any sign."""
+        above = self.losses > epsilon
+        gain = -np.expm1(epsilon - self.losses[above])
+        return self.infinite + float(np.exp(self.log_mass[above]) @ gain)
+
+    def epsilon_at(self, delta: float) -> float:
+        """The smallest epsilon >= 0 at `delta`; infinite if there is none."""
+        if delta <= self.infinite:
+            return math.inf
+        # Between two losses delta is U - exp(epsilon) V, U and V sums over the losses above.
+        low, high = 0, len(self.losses)
+        while low < high:
+            middle = (low + high) // 2
+            if self.delta_at(float(self.losses[middle])) > delta:
+                low = middle + 1
+            else:
+                high = middle
+        first = low
+        left = self.losses[first - 1] if first else -math.inf
+        left = max(float(left), 0.0)
+        if first == len(self.losses) or self.delta_at(left) <= delta:
+            return left
+        lower = float(np.exp(self.log_mass[first:] + left - self.losses[first:]).sum())
+        # So exp(epsilon - left) = 1 + (delta(left) - delta) / (exp(left) V).
+        excess = self.delta_at(left) - delta
+        answer = left + math.log1p(excess / lower) if lower > 0.0 else float(self.losses[first])
+        return min(answer * (1.0 + 1e-12), float(self.losses[first]))
+
+    def slope_at(self, epsilon: float, delta: float) -> float:
+        """-d log(delta) / d epsilon."""
+        above = self.losses > epsilon
+        return float(np.exp(self.log_mass[above] + epsilon - self.losses[above]).sum()) / delta
 
 
 class Spectrum:
@@ -104,7 +167,7 @@ class Spectrum:
         else:
             frequency = self._frequency
             # Measured: a transform costs as much as 60 of these products a point.
-            if len(masses.weight) * len(frequency) < 60 * self._size:
+            if masses.span < self._size and masses.span * len(frequency) < 60 * self._size:
                 base = masses.at_frequencies(frequency, self._size)
             else:
                 base = fft.rfft(masses.wrapped(self._size))[frequency]
@@ -130,15 +193,22 @@ class Spectrum:
 
 @dataclasses.dataclass(frozen=True)
 class TiltedMasses:
-    """Masses of sum 1, `weight[i]` on the loss first + i (in intervals)."""
+    """Masses of sum 1, `weight[i]` on the loss `index[i]` (in intervals); losses may repeat.
 
+    The losses may lie far apart: a table of all between them is made where it is short only.
+    """
+
+    index: np.ndarray
     weight: np.ndarray
-    first: int
+
+    @property
+    def span(self) -> int:
+        """Number of grid points from the lowest to the highest loss."""
+        return int(self.index.max() - self.index.min()) + 1
 
     def wrapped(self, size: int) -> np.ndarray:
         """The masses on `size` points, the loss 0 at the first, the others modulo `size`."""
-        index = (self.first + np.arange(len(self.weight))) % size
-        return np.bincount(index, weights=self.weight, minlength=size)
+        return np.bincount(self.index % size, weights=self.weight, minlength=size)
 
     def at_frequencies(self, frequency: np.ndarray, size: int) -> np.ndarray:
         """The Fourier transform on `size` points at some frequencies, as one matrix product.
@@ -146,12 +216,11 @@ class TiltedMasses:
         The phase of the loss first + a * width + b is a product of those of its two parts, and each
         is reduced modulo `size` in whole numbers, so that no digit is lost.
         """
-        width = math.isqrt(len(self.weight)) + 1
-        rows = -(-len(self.weight) // width)
-        table = np.zeros(rows * width)
-        table[: len(self.weight)] = self.weight
+        first, width = int(self.index.min()), math.isqrt(self.span) + 1
+        rows = -(-self.span // width)
+        table = np.bincount(self.index - first, weights=self.weight, minlength=rows * width)
         fine = _phases(np.arange(width), frequency, size)
-        coarse = _phases(self.first + width * np.arange(rows), frequency, size)
+        coarse = _phases(first + width * np.arange(rows), frequency, size)
         inner = table.reshape(rows, width) @ fine.real + 1j * (
             table.reshape(rows, width) @ fine.imag
         )
@@ -176,6 +245,4 @@ def tilt_masses(pmf: LossPmf, theta: float) -> tuple[TiltedMasses, float, int]:
     weight /= total
     # Centred, the phases that are raised to the power `count` are small where it matters.
     centre = int(round(float(weight @ pmf.index)))
-    first = int(pmf.index.min())
-    dense = np.bincount(pmf.index - first, weights=weight)
-    return TiltedMasses(dense, first - centre), peak + math.log(total), centre
+    return TiltedMasses(pmf.index - centre, weight), peak + math.log(total), centre

@@ -20,13 +20,9 @@ import dp_accounting
 from dp_accounting import NeighboringRelation, dp_event
 from scipy import stats
 
-from tf_subjectdp.accounting import _checks, foreign
-from tf_subjectdp.accounting.event_types import (
-    FixedSizeReplaceOneDpEvent,
-    PoissonReplaceOneDpEvent,
-    RevealedSensitivityDpEvent,
-)
-from tf_subjectdp.accounting.mechanisms import (
+from tf_subjectdp.accounting import _checks
+from tf_subjectdp.accounting.engine import foreign
+from tf_subjectdp.accounting.engine.mechanisms import (
     Atoms,
     FixedSize,
     Gaussian,
@@ -39,7 +35,13 @@ from tf_subjectdp.accounting.mechanisms import (
     make_mixture,
     make_revealed,
 )
+from tf_subjectdp.accounting.event_types import (
+    FixedSizeReplaceOneDpEvent,
+    PoissonReplaceOneDpEvent,
+    RevealedSensitivityDpEvent,
+)
 
+_WITHOUT_REPLACEMENT = (FixedSizeReplaceOneDpEvent, dp_accounting.SampledWithoutReplacementDpEvent)
 _INF = math.inf
 _REPLACE = NeighboringRelation.REPLACE_ONE
 
@@ -127,6 +129,13 @@ def _poisson(event: dp_accounting.PoissonSampledDpEvent, relation: NeighboringRe
     if precision is not None:
         return _sampled_gaussian(rate, math.sqrt(precision), relation)
     inner = _single(event.event)
+    if isinstance(inner, (PoissonReplaceOneDpEvent, RevealedSensitivityDpEvent)):
+        return _sampled_pair(inner, rate, relation)
+    if isinstance(inner, _WITHOUT_REPLACEMENT):
+        raise ValueError(
+            f"nothing is proven about Poisson sampling of {type(inner).__name__}, which draws its "
+            f"batch itself; state the sampled step as one event."
+        )
     mechanism = canonical(inner, relation)
     return mechanism if mechanism is None or rate == 1.0 else _sampled(mechanism, rate, relation)
 
@@ -153,15 +162,24 @@ def _sampled_gaussian(rate: float, mu: float, relation: NeighboringRelation) -> 
     return Gaussian(2.0 * mu) if rate == 1.0 else ReplaceOne(rate, mu)
 
 
+def _sampled_pair(event: Any, rate: float, relation: NeighboringRelation) -> Mechanism | None:
+    """An event that states its own pair keeps it: never becomes "add or remove" by being sampled."""
+    if isinstance(event, PoissonReplaceOneDpEvent):
+        p = _checks.probability("sampling_probability", event.sampling_probability)
+        return canonical(PoissonReplaceOneDpEvent(rate * p, event.noise_multiplier), relation)
+    chances = [rate * _checks.probability("probabilities", w) for w in event.probabilities]
+    return canonical(
+        RevealedSensitivityDpEvent(event.sensitivities, chances, event.noise_multiplier), relation
+    )
+
+
 def _sampled(mechanism: Mechanism, rate: float, relation: NeighboringRelation) -> Mechanism | None:
     """`mechanism` on a unit that takes part with probability `rate`, by a coin of its own."""
     if mechanism.pld_refusal is not None or isinstance(mechanism, Known):
         raise ValueError(
-            f"nothing is proven about Poisson sampling of {mechanism!r}; state the sampled step as "
-            f"one event, for instance with item_event or group_event."
+            f"nothing is proven about Poisson sampling of {type(mechanism).__name__}; state "
+            f"the sampled step as one event, for instance with item_event or group_event."
         )
-    if isinstance(mechanism, ReplaceOne):
-        return ReplaceOne(rate * mechanism.probability, mechanism.mu)
     if relation is not _REPLACE:
         if isinstance(mechanism, Gaussian):
             return make_mixture((0.0, mechanism.mu), (1.0 - rate, rate))
@@ -174,6 +192,8 @@ def _sampled(mechanism: Mechanism, rate: float, relation: NeighboringRelation) -
             return foreign.sampled(mechanism, rate)
     # Joint convexity: neighbouring samples differ with probability `rate` only. Whether they do is
     # taken as known, which is a bound without amplification.
+    if isinstance(mechanism, ReplaceOne):
+        return ReplaceOne(rate * mechanism.probability, mechanism.mu)
     if isinstance(mechanism, Revealed):
         return make_revealed(mechanism.mus, [rate * w for w in mechanism.probabilities])
     return Known(((rate, mechanism),))
@@ -196,6 +216,8 @@ def _mixture(event: dp_event.MixtureOfGaussiansDpEvent, relation: NeighboringRel
     if sigma == _INF:
         return None
     if relation is _REPLACE:
+        if len(sens) == 2 and min(sens) == 0.0 and max(sens) > 0.0:
+            return _sampled_gaussian(probs[sens.index(max(sens))], max(sens) / sigma, relation)
         # Replaced in place, the sampled rows have the same law in both worlds and may be known.
         return make_revealed([2.0 * c / sigma for c in sens], probs)
     return make_mixture([c / sigma for c in sens], probs)
@@ -244,7 +266,7 @@ def _without_replacement(population: Any, batch: Any, precision: float) -> Mecha
     if batch == 0 or precision == 0.0:
         return None
     if batch == population:
-        return Gaussian(2.0 * precision)
+        return make_revealed([2.0 * precision], [1.0])
     return FixedSize(population, batch, 0.5 / precision)
 
 

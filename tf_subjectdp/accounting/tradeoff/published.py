@@ -14,10 +14,15 @@ import numpy as np
 from scipy import special, stats
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting._gaussians import RevealedGaussians
-from tf_subjectdp.accounting._occupancy import fold
-from tf_subjectdp.accounting.batch_fdp import BatchScheme, _positive, exact_curve, hit_law
-from tf_subjectdp.accounting.paper_warning import PaperRuleWarning, warn_paper_rule
+from tf_subjectdp.accounting.papers.warning import PaperRuleWarning, warn_paper_rule
+from tf_subjectdp.accounting.tradeoff.batch_clipping import (
+    BatchScheme,
+    _positive,
+    exact_curve,
+    hit_law,
+)
+from tf_subjectdp.accounting.tradeoff.gaussians import RevealedGaussians
+from tf_subjectdp.accounting.tradeoff.occupancy import fold
 
 _UNPROVEN = "nobody: the published proof does not hold"
 
@@ -87,6 +92,13 @@ def paper_f3_occupancy(rounds: int, group: int, *, part_size: int) -> np.ndarray
     Warns:
       PaperRuleWarning: with the published and the exact probability of the largest j.
     """
+    _checks.integer("rounds", rounds, 1)
+    _checks.integer("part_size", part_size, 1)
+    if _checks.integer("group", group, 1) > rounds * part_size:
+        raise ValueError(
+            f"group={group} is more than the {rounds * part_size} items of an epoch of {rounds} "
+            f"batches of {part_size}."
+        )
     published = _unlabelled(rounds, group)
     scheme = BatchScheme.batch(rounds, part_size)
     honest = hit_law(scheme, epochs=1, group=group)

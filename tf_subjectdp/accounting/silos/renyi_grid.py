@@ -16,10 +16,10 @@ import dp_accounting
 import numpy as np
 
 from tf_subjectdp.accounting import solve
-from tf_subjectdp.accounting.discretise import log_ratio
-from tf_subjectdp.accounting.ledger import Ledger
-from tf_subjectdp.accounting.mechanisms import Gaussian, Mechanism, Mixture
-from tf_subjectdp.accounting.renyi import renyi_divergence
+from tf_subjectdp.accounting.engine.discretise import log_ratio
+from tf_subjectdp.accounting.engine.ledger import Ledger
+from tf_subjectdp.accounting.engine.mechanisms import Gaussian, Mechanism, Mixture
+from tf_subjectdp.accounting.engine.renyi import renyi_divergence
 
 #: Orders are 1 + THETA.
 THETA = np.geomspace(0.05, 5e4, 56)

@@ -31,6 +31,13 @@ _LARGEST_EPSILON = 1e9
 ROUND_UP = 1.0 + 1e-12
 
 
+def _numbers(name: str, value: object) -> np.ndarray:
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number or an array of them, got {value!r}.") from None
+
+
 class Tails(NamedTuple):
     """P[L > t], Q[L > t], P[L <= t], Q[L <= t], each accurate where it is small."""
 
@@ -76,7 +83,7 @@ class TradeOff(abc.ABC):
         Raises:
           ValueError: an alpha lies outside of [0, 1] or is NaN.
         """
-        points = np.asarray(alpha, dtype=np.float64)
+        points = _numbers("alpha", alpha)
         if not np.all((points >= 0.0) & (points <= 1.0)):
             raise ValueError(
                 f"alpha must be probabilities in [0, 1], got {alpha!r}; it is the false-alarm rate "
@@ -97,7 +104,7 @@ class TradeOff(abc.ABC):
         Raises:
           ValueError: an epsilon is NaN or infinite.
         """
-        points = np.asarray(epsilon, dtype=np.float64)
+        points = _numbers("epsilon", epsilon)
         if not np.all(np.isfinite(points)):
             raise ValueError(f"epsilon must be finite, got {epsilon!r}.")
         return np.clip(self._delta(points) + self.error, 0.0, 1.0)[()]
@@ -115,7 +122,7 @@ class TradeOff(abc.ABC):
           ValueError: a delta is out of range, or not above `error` (it is drowned by the
             arithmetic: take the accountant's `epsilon`, or a closed form).
         """
-        targets = np.asarray(delta, dtype=np.float64)
+        targets = _numbers("delta", delta)
         if not np.all((targets >= 0.0) & (targets < 1.0)):
             raise ValueError(f"delta must be in [0, 1), got {delta!r}.")
         if self.error > 0.0 and np.any(targets <= self.error):

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import fft
 
-from tf_subjectdp.accounting._curves import TradeOff
-from tf_subjectdp.accounting._polyline import PiecewiseLinear
+from tf_subjectdp.accounting.tradeoff.curves import TradeOff
+from tf_subjectdp.accounting.tradeoff.polyline import PiecewiseLinear
 
 _TAIL = 1e-18
 _LARGEST_LOSS = 700.0
@@ -58,12 +58,21 @@ def discretise(curve: TradeOff, interval: float) -> PiecewiseLinear:
     q[0] += min(tails.q_below[0], np.exp(grid[0]) * tails.p_below[0])
     with np.errstate(divide="ignore", invalid="ignore"):
         gap = np.where(q_cell > 0.0, left * right / q_cell, 0.0)
+    p = q * np.exp(-grid)
+    q_infinite = max(0.0, float(curve._delta(grid[-1:])[0]))
+    p_infinite = max(0.0, float(curve.inverse()._delta(-grid[:1])[0]))
+    if max(abs(1.0 - q_infinite - q.sum()), abs(1.0 - p_infinite - p.sum())) > 1e-6:
+        raise ValueError(
+            f"this curve has privacy losses from {low:.3g} to {high:.3g}, of which those beyond "
+            f"about 35 are lost to rounding; such curves cannot be composed or grouped numerically: "
+            f"take delta and epsilon from the curve itself."
+        )
     return PiecewiseLinear(
         losses=grid,
-        p_masses=q * np.exp(-grid),
+        p_masses=p,
         q_masses=q,
-        q_infinite=max(0.0, float(curve._delta(grid[-1:])[0])),
-        p_infinite=max(0.0, float(curve.inverse()._delta(-grid[:1])[0])),
+        q_infinite=q_infinite,
+        p_infinite=p_infinite,
         self_inverse=curve.symmetric,
         adversary=curve.adversary,
         error=curve.error,

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from tf_subjectdp.accounting.laws import Law, dominates
-from tf_subjectdp.accounting.ledger import Ledger
-from tf_subjectdp.accounting.mechanisms import (
+from tf_subjectdp.accounting.engine.ledger import Ledger
+from tf_subjectdp.accounting.engine.mechanisms import (
     FixedSize,
     Gaussian,
     Mechanism,
     Mixture,
     ReplaceOne,
 )
+from tf_subjectdp.accounting.silos.laws import Law, dominates
 
 
 def ledger_dominates(larger: Ledger, smaller: Ledger) -> bool:

@@ -14,7 +14,7 @@ import dp_accounting
 
 from tf_subjectdp.accounting import _checks
 from tf_subjectdp.accounting.events import group_event, higradavg_event, nonprivate_event
-from tf_subjectdp.accounting.laws import Law, dominates, join, meet, noised_sum, sum_law
+from tf_subjectdp.accounting.silos.laws import Law, dominates, join, meet, noised_sum, sum_law
 
 
 def central_group_event(

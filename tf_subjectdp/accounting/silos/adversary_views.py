@@ -18,13 +18,13 @@ import dp_accounting
 import numpy as np
 from scipy import sparse
 
-from tf_subjectdp.accounting.central import mixture_event
-from tf_subjectdp.accounting.dominance import ledger_dominates
+from tf_subjectdp.accounting.engine.ledger import Ledger, ledger
+from tf_subjectdp.accounting.engine.mechanisms import make_mixture
 from tf_subjectdp.accounting.events import compose, nonprivate_event
-from tf_subjectdp.accounting.laws import Law, NoisedSum, dominates, noised_sum, sum_law
-from tf_subjectdp.accounting.ledger import Ledger, ledger
-from tf_subjectdp.accounting.mechanisms import make_mixture
-from tf_subjectdp.accounting.renyi_grid import THETA, Question, ledger_cumulants
+from tf_subjectdp.accounting.silos.central import mixture_event
+from tf_subjectdp.accounting.silos.dominance import ledger_dominates
+from tf_subjectdp.accounting.silos.laws import Law, NoisedSum, dominates, noised_sum, sum_law
+from tf_subjectdp.accounting.silos.renyi_grid import THETA, Question, ledger_cumulants
 
 # Rows of a table that are summed at once.
 _ROWS = 8192

@@ -16,8 +16,8 @@ import dp_accounting
 import numpy as np
 from scipy import special
 
-from tf_subjectdp.accounting.discretise import log_ratio
-from tf_subjectdp.accounting.mechanisms import (
+from tf_subjectdp.accounting.engine.discretise import log_ratio
+from tf_subjectdp.accounting.engine.mechanisms import (
     Atoms,
     FixedSize,
     Gaussian,
@@ -33,6 +33,8 @@ SMALLEST_THETA = 0.02
 
 _SCAN_POINTS = 2001
 _MAX_ENTRIES = 3_000_000
+# What rounding may take from the logarithm of a sum near 1; with 1e13 steps it matters.
+_ROUNDING = 4e-15
 _LOG_ROOT_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -86,8 +88,8 @@ def cumulant(mechanism: Mechanism, side: int, theta: float) -> float:
     ((_, pair),) = mechanism.directions()[side]
     if isinstance(mechanism, Atoms):
         exponent = theta * np.asarray(pair.losses)
-        return max(0.0, float(special.logsumexp(exponent, b=pair.masses)))
-    return max(0.0, _mixture_cumulant(pair, theta))
+        return max(0.0, float(special.logsumexp(exponent, b=pair.masses))) + _ROUNDING
+    return max(0.0, _mixture_cumulant(pair, theta)) + _ROUNDING
 
 
 def _log_mean_exp(exponents: np.ndarray, weights: np.ndarray) -> float:

@@ -22,7 +22,7 @@ import numpy as np
 # lower atoms below it are moved up to the next sensitivity, which is worse for privacy (dominance).
 DROPPED_MASS = 1e-36
 # The same for known sensitivities, each of which costs a loss distribution of its own.
-NEGLIGIBLE_MASS = 1e-22
+NEGLIGIBLE_MASS = 1e-32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +47,8 @@ class LossAtoms:
     Q has mass masses[i] * exp(-losses[i]) there. Both sum to 1: no loss is infinite.
     """
 
-    losses: tuple[float, ...]
-    masses: tuple[float, ...]
+    losses: tuple[float, ...] = dataclasses.field(repr=False)
+    masses: tuple[float, ...] = dataclasses.field(repr=False)
 
 
 Branches = tuple[tuple[float, Pair | LossAtoms], ...]
@@ -248,3 +248,18 @@ def make_revealed(mus: Sequence[float], probabilities: Sequence[float]) -> Mecha
         return Gaussian(items[0][0])
     total = max(math.fsum(merged.values()), 1.0)
     return Revealed(tuple(mu for mu, _ in items), tuple(weight / total for _, weight in items))
+
+
+def presence(mechanism: Mechanism) -> float:
+    """Probability that one step of `mechanism` depends on the unit at all, at most."""
+    if isinstance(mechanism, Mixture) and mechanism.locations[0] == 0.0:
+        return math.fsum(mechanism.weights[1:]) + mechanism.dropped
+    if isinstance(mechanism, ReplaceOne):
+        return mechanism.probability
+    if isinstance(mechanism, Revealed):
+        return math.fsum(mechanism.probabilities)
+    if isinstance(mechanism, FixedSize):
+        return mechanism.batch_size / mechanism.population
+    if isinstance(mechanism, Known):
+        return math.fsum(weight * presence(part) for weight, part in mechanism.parts)
+    return 1.0

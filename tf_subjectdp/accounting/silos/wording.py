@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from tf_subjectdp.accounting.horizontal import HorizontalPlan
+    from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan
 
 #: What the adversary of each view sees.
 VIEWS = {

@@ -15,6 +15,7 @@ function K(theta) of one step at most (theta^2 + theta) h^2 / 8, hence to epsilo
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Sequence
@@ -23,13 +24,18 @@ import numpy as np
 from scipy import fft
 
 from tf_subjectdp.accounting._checks import SMALLEST_PLD_DELTA
-from tf_subjectdp.accounting.composition import Composed, Spectrum, tilt_masses
-from tf_subjectdp.accounting.cumulants import Cumulants, Direction
-from tf_subjectdp.accounting.discretise import discretise, infinite_mass
-from tf_subjectdp.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from tf_subjectdp.accounting.ledger import Ledger
-from tf_subjectdp.accounting.mechanisms import Atoms, LossAtoms
-from tf_subjectdp.accounting.rdp import rdp_epsilon
+from tf_subjectdp.accounting.engine.composition import (
+    Composed,
+    SingleRelease,
+    Spectrum,
+    tilt_masses,
+)
+from tf_subjectdp.accounting.engine.cumulants import Cumulants, Direction
+from tf_subjectdp.accounting.engine.discretise import discretise, infinite_mass
+from tf_subjectdp.accounting.engine.gaussian import gaussian_delta, gaussian_epsilon
+from tf_subjectdp.accounting.engine.ledger import Ledger
+from tf_subjectdp.accounting.engine.mechanisms import LossAtoms
+from tf_subjectdp.accounting.engine.rdp import rdp_epsilon
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -46,6 +52,7 @@ _MAX_POINTS = 1 << 22
 _ROUNDING = float(np.finfo(np.float64).eps)
 
 
+@functools.lru_cache(maxsize=256)
 def pld_epsilon(ledger: Ledger, delta: float, relative_error: float = TARGET_ERROR) -> float:
     """Smallest epsilon >= 0 at `delta`, from above.
 
@@ -74,22 +81,29 @@ def pld_epsilon(ledger: Ledger, delta: float, relative_error: float = TARGET_ERR
             f"delta={delta:g} is below {SMALLEST_PLD_DELTA:g}, where this arithmetic ends; "
             f'use engine="rdp", or a larger delta.'
         )
+    if ledger.presence <= delta:
+        return 0.0
     if _largest_shift(ledger) > 30.0:
         bound = rdp_epsilon(ledger, delta)
         if bound >= _HOPELESS:
             return bound
     answer, excess = max(_Direction(d).epsilon(delta, relative_error) for d in _directions(ledger))
-    if excess > max(STATED_ERROR, 2.0 * relative_error) * answer:
+    if answer < _HOPELESS and excess <= max(STATED_ERROR, 2.0 * relative_error) * answer:
+        return answer
+    bound = rdp_epsilon(ledger, delta)
+    if min(answer, bound) < _HOPELESS:
         _LOGGER.warning(
-            "epsilon %.6g over %d steps may be up to %.2g above the true value: its loss "
-            "distribution could not be discretised more finely.",
-            answer,
+            "epsilon %.6g at delta %.3g over %d steps may be up to %.2g above the true value: its "
+            "loss distribution could not be discretised more finely.",
+            min(answer, bound),
+            delta,
             ledger.steps,
-            excess,
+            excess if answer <= bound else bound,
         )
-    return answer if answer < _HOPELESS else min(answer, rdp_epsilon(ledger, delta))
+    return min(answer, bound)
 
 
+@functools.lru_cache(maxsize=256)
 def pld_delta(ledger: Ledger, epsilon: float, relative_error: float = TARGET_ERROR) -> float:
     """Smallest delta at `epsilon`, from above; never below 1e-36 or so unless it is zero.
 
@@ -108,17 +122,20 @@ def pld_delta(ledger: Ledger, epsilon: float, relative_error: float = TARGET_ERR
     if mu is not None:
         return gaussian_delta(mu, epsilon)
     answer = max(_Direction(d).delta(epsilon, relative_error) for d in _directions(ledger))
-    return min(answer, 1.0)
+    return min(answer, ledger.presence)
 
 
 def _pure_epsilon(ledger: Ledger) -> float:
     """epsilon at delta 0: infinite as soon as anything is Gaussian."""
-    if not all(isinstance(mechanism, Atoms) for mechanism, _ in ledger.entries):
-        return math.inf
-    return max(
-        math.fsum(count * branches[0][1].losses[-1] for branches, count in direction)
-        for direction in _directions(ledger)
-    )
+    largest = 0.0
+    for direction in _directions(ledger):
+        pairs = [[pair for _, pair in branches] for branches, _ in direction]
+        if not all(isinstance(pair, LossAtoms) for step in pairs for pair in step):
+            return math.inf
+        losses = [max(0.0, *(pair.losses[-1] for pair in step)) for step in pairs]
+        total = math.fsum(count * loss for loss, (_, count) in zip(losses, direction, strict=True))
+        largest = max(largest, total)
+    return largest
 
 
 def _refuse_unsupported(ledger: Ledger) -> None:
@@ -168,10 +185,14 @@ class _Direction:
             return math.inf, 0.0
         if expected <= 0.0:
             return 0.0, 0.0
+        if self._steps == 1:
+            return self._single_epsilon(theta, expected, delta, relative_error)
         answer = None
         for tilt in (theta, theta / 8.0, 0.0):
             if not self._spread(tilt):
-                return math.inf, 0.0
+                # Without spread the sum is as large as it can be, or infinite.
+                finite = self._infinite_mass() <= delta
+                return (max(self._cumulants.largest_loss, 0.0) if finite else math.inf), 0.0
             wanted = self._interval(tilt, max(expected, 0.0), relative_error)
             composed = self._compose(tilt, wanted, answer)
             answer = composed.epsilon_at(delta)
@@ -204,6 +225,26 @@ class _Direction:
                 excess = self._excess(composed, answer, delta)
         return min(answer, max(self._cumulants.largest_loss, 0.0)), excess
 
+    def _single_epsilon(
+        self, theta: float, expected: float, delta: float, relative_error: float
+    ) -> tuple[float, float]:
+        """As `epsilon`, for one release: its loss distribution itself, with nothing to compose."""
+        ((branches, _),) = self._direction
+        answer = math.inf
+        for tilt in (theta, theta / 8.0):
+            interval = self._interval(tilt, min(expected, answer), relative_error)
+            pmf = discretise(branches, interval)
+            release = SingleRelease.of(pmf)
+            answer = min(answer, release.epsilon_at(delta))
+            if not 0.0 < answer < math.inf:
+                break
+            excess = (1.0 + release.slope_at(answer, delta)) * pmf.cell**2 / 8.0
+            if excess <= relative_error * answer:
+                break
+        if not 0.0 < answer < math.inf:
+            return answer, 0.0
+        return answer, excess
+
     def delta(self, epsilon: float, relative_error: float) -> float:
         """delta from above."""
         if epsilon >= self._cumulants.largest_loss:
@@ -213,6 +254,10 @@ class _Direction:
             return cumulant - theta * epsilon
 
         theta = self._cumulants.minimise(bound)
+        if self._steps == 1:
+            ((branches, _),) = self._direction
+            interval = self._interval(theta, epsilon, relative_error, cautious=True)
+            return SingleRelease.of(discretise(branches, interval)).delta_at(epsilon)
         answers = []
         for tilt in (theta, theta / 8.0, 0.0):
             if not self._spread(tilt):
@@ -230,7 +275,7 @@ class _Direction:
         log_finite = 0.0
         for branches, count in self._direction:
             log_finite += count * math.log1p(-infinite_mass(branches))
-        return -math.expm1(log_finite)
+        return 0.0 - math.expm1(log_finite)
 
     def _spread(self, theta: float) -> bool:
         """Whether the tilted loss has a finite, positive deviation, so that a grid makes sense."""
@@ -265,14 +310,16 @@ class _Direction:
         """What discretisation has added to epsilon, at most."""
         slope = composed.slope_at(epsilon, delta)
         theta = composed.theta
-        bound = self._steps * (1.0 + slope) * composed.cell**2 / 8.0
+        # What rounding and cut tails have added to delta, as a change of epsilon.
+        rounded = composed.rounding_at(epsilon) / delta / max(slope, 1e-3)
+        bound = self._steps * (1.0 + slope) * composed.cell**2 / 8.0 + rounded
         if theta < 1e-3 or not 0.5 * slope < theta < 2.0 * slope:
             return bound
         # Around the tilt it can be measured on the cumulant; the quadrature's own error (relative
         # 1e-12 a step) is no evidence of anything.
         exact = float(self._cumulants(np.array([theta]))[0])
         measured = max(0.0, composed.log_moment - exact) / theta
-        return min(bound, measured + self._steps * 1e-12 / theta)
+        return min(bound, measured + self._steps * 1e-12 / theta + rounded)
 
     def _window(self, theta: float) -> tuple[float, float, float]:
         """Losses between which all but `_WRAPPED_MASS` of the tilted sum lies (Chernoff)."""
@@ -324,4 +371,6 @@ class _Direction:
         top = (first + size - 1) * interval
         wrapped = math.log(2.0 * _WRAPPED_MASS) + log_scale - theta * (top - mean)
         extra = -math.expm1(log_finite) + math.exp(min(wrapped, 0.0))
-        return Composed(first, interval, cell, composed, theta, mean, log_scale, extra, log_moment)
+        return Composed(
+            first, interval, cell, composed, theta, mean, log_scale, extra, log_moment, rounding
+        )

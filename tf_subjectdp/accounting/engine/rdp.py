@@ -8,14 +8,15 @@ conversion loses its digits.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
 import numpy as np
 
-from tf_subjectdp.accounting.ledger import Ledger
-from tf_subjectdp.accounting.mechanisms import FixedSize, Known, Mechanism, Mixture
-from tf_subjectdp.accounting.renyi import SMALLEST_THETA, cumulant, sides
+from tf_subjectdp.accounting.engine.ledger import Ledger
+from tf_subjectdp.accounting.engine.mechanisms import FixedSize, Known, Mechanism, Mixture
+from tf_subjectdp.accounting.engine.renyi import SMALLEST_THETA, cumulant, sides
 
 #: Orders are 1 + theta with theta in [SMALLEST_THETA, this].
 _LARGEST_THETA = 1e7
@@ -25,6 +26,7 @@ _LARGEST_FIXED_SIZE_ORDER = 2048
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
+@functools.lru_cache(maxsize=256)
 def rdp_epsilon(ledger: Ledger, delta: float) -> float:
     """An epsilon >= 0 at `delta`, from above: min over orders of the converted Renyi bound.
 
@@ -39,6 +41,8 @@ def rdp_epsilon(ledger: Ledger, delta: float) -> float:
         return math.inf
     if not ledger.entries:
         return 0.0
+    if ledger.presence <= delta:
+        return 0.0
     budget = delta - ledger.steps * _slack(ledger)
     if budget <= 0.0:
         return math.inf
@@ -49,6 +53,7 @@ def rdp_epsilon(ledger: Ledger, delta: float) -> float:
     return max(0.0, _minimise(ledger, converted))
 
 
+@functools.lru_cache(maxsize=256)
 def rdp_delta(ledger: Ledger, epsilon: float) -> float:
     """A delta at `epsilon`, from above: min over orders of the converted Renyi bound.
 
@@ -65,7 +70,8 @@ def rdp_delta(ledger: Ledger, epsilon: float) -> float:
         return _log_delta(theta, total, epsilon)
 
     log_delta = _minimise(ledger, converted)
-    return min(1.0, math.exp(min(log_delta, 0.0)) + ledger.steps * _slack(ledger))
+    bound = math.exp(min(log_delta, 0.0)) + ledger.steps * _slack(ledger)
+    return min(ledger.presence, bound)
 
 
 def convert_epsilon(theta: float, total: float, delta: float) -> float:

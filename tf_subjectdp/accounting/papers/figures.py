@@ -13,7 +13,10 @@ import dp_accounting
 
 from tf_subjectdp.accounting import _checks, events, replaced_events, solve
 from tf_subjectdp.accounting.group_privacy import ungroup_loose
-from tf_subjectdp.accounting.paper_warning import PaperRuleWarning
+from tf_subjectdp.accounting.papers.warning import PaperRuleWarning
+
+# The accountant's range of noise multipliers.
+_SMALLEST_NOISE, _LARGEST_NOISE = 1e-50, 1e50
 
 
 def rounds_rule(
@@ -94,6 +97,12 @@ def local_group_rule(
     delta = _checks.target_delta(delta, allow_zero=False)
     q, steps = _checks.probability("q", q), _checks.integer("steps", steps, 1)
     item = ungroup_loose(epsilon, delta, group)
+    if item.delta < _checks.SMALLEST_PLD_DELTA:
+        raise ValueError(
+            f"groups of {group} at epsilon={epsilon:g}, delta={delta:g} need item noise at "
+            f"delta={item.delta:.3g}, below {_checks.SMALLEST_PLD_DELTA:g}, where this arithmetic "
+            f"ends; pass a smaller group or epsilon, or a larger delta."
+        )
     published = solve.noise_multiplier(
         lambda sigma: events.item_event(q, sigma), steps, epsilon=item.epsilon, delta=item.delta
     )
@@ -174,6 +183,12 @@ def abadi_rule(q: float, steps: int, epsilon: float, delta: float, c2: float) ->
     if q == 0.0 or c2 == 0.0:
         raise ValueError(f"q and c2 must be above 0, got q={q:g} and c2={c2:g}.")
     published = c2 * q * math.sqrt(steps * -math.log(delta)) / epsilon
+    if not _SMALLEST_NOISE <= published <= _LARGEST_NOISE:
+        raise ValueError(
+            f"c2={c2:g} makes the formula ask for noise {published:g}, outside of "
+            f"[{_SMALLEST_NOISE:g}, {_LARGEST_NOISE:g}], where the accountant's arithmetic ends; the "
+            f"constant is of the order of 1."
+        )
 
     def item(sigma: float) -> dp_accounting.DpEvent:
         return events.item_event(q, sigma)

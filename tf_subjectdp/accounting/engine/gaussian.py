@@ -5,7 +5,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from scipy import optimize, special
+
+# Below this the closed form is a difference of nearly equal tails, and an integral is taken.
+_SMALL_MU = 0.1
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(120)
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -24,12 +29,28 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
+    if mu < _SMALL_MU:
+        return _log_delta_of_small(mu, epsilon)
     first = float(special.log_ndtr(mu / 2.0 - epsilon / mu))
     second = epsilon + float(special.log_ndtr(-mu / 2.0 - epsilon / mu))
     if first == -math.inf:
         return -math.inf
     gap = second - first
     return first + math.log(-math.expm1(gap)) if gap < 0.0 else -math.inf
+
+
+def _log_delta_of_small(mu: float, epsilon: float) -> float:
+    """log of mu * integral over s > 0 of exp(-mu s) Phi(-(a + s)), a = epsilon/mu - mu/2.
+
+    The same number: delta is the mean of the positive part of 1 - exp(epsilon - loss), and the loss is
+    Gaussian. Nothing is subtracted, where the closed form subtracts two nearly equal tails.
+    """
+    a = epsilon / mu - mu / 2.0
+    # Beyond, the integrand is below e^-45 of its largest value.
+    reach = 45.0 / (max(a, 0.0) + 4.5) + max(-a, 0.0)
+    s = 0.5 * reach * (_NODES + 1.0)
+    log_terms = special.log_ndtr(-(a + s)) - mu * s
+    return math.log(mu) + math.log(0.5 * reach) + float(special.logsumexp(log_terms, b=_WEIGHTS))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -56,4 +77,5 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     root = optimize.brentq(
         lambda e: max(_log_delta(mu, e), -1e300) - log_target, 0.0, upper, xtol=1e-300, rtol=1e-13
     )
-    return float(root) * (1.0 + 1e-12)
+    # Where epsilon is far below mu, an error of delta is one of mu.
+    return float(root) * (1.0 + 1e-12) + 1e-13 * mu

@@ -8,7 +8,7 @@ import functools
 
 import numpy as np
 
-from tf_subjectdp.accounting._curves import Tails, TradeOff
+from tf_subjectdp.accounting.tradeoff.curves import Tails, TradeOff
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Iterable
 
 from tf_subjectdp.accounting import paper_rules
-from tf_subjectdp.accounting.study_settings import (
+from tf_subjectdp.accounting.papers.study_settings import (
     FEMNIST_LIKE,
     format_figure,
     item_events,

@@ -15,8 +15,8 @@ from typing import Any
 import dp_accounting
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting.canonical import NotPrivate, canonical
-from tf_subjectdp.accounting.mechanisms import Gaussian, Mechanism
+from tf_subjectdp.accounting.engine.canonical import NotPrivate, canonical
+from tf_subjectdp.accounting.engine.mechanisms import Gaussian, Mechanism, presence
 
 ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
@@ -32,6 +32,19 @@ class Ledger:
     def steps(self) -> int:
         """Number of mechanisms composed."""
         return sum(count for _, count in self.entries)
+
+    @property
+    def presence(self) -> float:
+        """An upper bound on the probability that anything that is released depends on the unit.
+
+        It bounds delta at every epsilon: sampling alone protects that much, without any noise.
+        """
+        if self.nonprivate:
+            return 1.0
+        shares = [(presence(mechanism), count) for mechanism, count in self.entries]
+        if any(share >= 1.0 for share, _ in shares):
+            return 1.0
+        return -math.expm1(math.fsum(count * math.log1p(-share) for share, count in shares))
 
     @property
     def only_gaussian_mu(self) -> float | None:

@@ -15,12 +15,12 @@ import numpy as np
 from scipy import sparse
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting.adversary_views import View
-from tf_subjectdp.accounting.renyi_grid import Question
-from tf_subjectdp.accounting.subsets import search_worst
+from tf_subjectdp.accounting.silos.adversary_views import View
+from tf_subjectdp.accounting.silos.renyi_grid import Question
+from tf_subjectdp.accounting.silos.subsets import search_worst
 
 if TYPE_CHECKING:
-    from tf_subjectdp.accounting.horizontal import HorizontalPlan
+    from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan
 
 # Numbers of items are rounded up by at most this, so that few patterns remain.
 _COARSENESS = 1.08

@@ -19,20 +19,20 @@ import dp_accounting
 import numpy as np
 
 from tf_subjectdp.accounting import _checks, solve
-from tf_subjectdp.accounting.adversary_views import (
+from tf_subjectdp.accounting.silos.adversary_views import (
     AverageView,
     UpdatesView,
     View,
     averaging_refusal,
 )
-from tf_subjectdp.accounting.horizontal_text import VIEWS, describe_plan
-from tf_subjectdp.accounting.renyi_grid import Question
-from tf_subjectdp.accounting.searching import largest_integer, smallest_factor
-from tf_subjectdp.accounting.silos import Silo, as_silos
-from tf_subjectdp.accounting.subsets import held, search_worst, worst_multisets
+from tf_subjectdp.accounting.silos.renyi_grid import Question
+from tf_subjectdp.accounting.silos.searching import largest_integer, smallest_factor
+from tf_subjectdp.accounting.silos.silo import Silo, as_silos
+from tf_subjectdp.accounting.silos.subsets import held, search_worst, worst_multisets
+from tf_subjectdp.accounting.silos.wording import VIEWS, describe_plan
 
 if TYPE_CHECKING:
-    from tf_subjectdp.accounting.membership import SubjectEpsilons
+    from tf_subjectdp.accounting.silos.membership import SubjectEpsilons
 
 #: `rounds_within_budget` looks no further.
 MOST_ROUNDS = 10**9
@@ -234,7 +234,7 @@ class HorizontalPlan:
         self, stats: Any, *, delta: float, engine: str = "pld"
     ) -> SubjectEpsilons:
         """epsilon of every subject by real membership; see `membership.per_subject_epsilon`."""
-        from tf_subjectdp.accounting.membership import per_subject_epsilon
+        from tf_subjectdp.accounting.silos.membership import per_subject_epsilon
 
         return per_subject_epsilon(self, stats, delta=delta, engine=engine)
 

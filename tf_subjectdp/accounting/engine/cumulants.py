@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tf_subjectdp.accounting.discretise import samples
-from tf_subjectdp.accounting.mechanisms import Branches
+from tf_subjectdp.accounting.engine.discretise import samples
+from tf_subjectdp.accounting.engine.mechanisms import Branches
 
 #: One direction of a composition: what runs, and how often.
 Direction = tuple[tuple[Branches, int], ...]
