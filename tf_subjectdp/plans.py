@@ -204,7 +204,12 @@ class Plan:
         """Plain sentences on what the planned run protects, from whom, and what it does not."""
         from tf_subjectdp.statement import privacy_statement
 
-        return privacy_statement(self, steps=self.steps)
+        return privacy_statement(self, steps=self.steps, planned=True)
+
+    def _counted(self) -> list[tuple[str, str]]:
+        caps = [self.facts.step_cap, getattr(self.algorithm, "max_items_per_subject", None)]
+        least = min((cap for cap in caps if cap is not None), default=None)
+        return [] if least is None else [("  in a step", f"at most {least} of them")]
 
     def get_config(self) -> dict[str, Any]:
         """JSON-able figures; `Plan.from_config` is the inverse."""
@@ -249,6 +254,7 @@ class Plan:
             ("adjacency", guarantee.adjacency),
             ("sampling", f"{self.sampling}, rate {self.facts.rate:.6g}"),
             ("items a subject", f"at most {self.facts.max_items}"),
+            *self._counted(),
             ("noise multiplier", f"{self.noise_multiplier:.6g}"),
             ("divisor", f"{self.divisor:.6g}"),
             ("steps", f"{self.steps} ({self.steps_per_epoch} an epoch)"),

@@ -30,6 +30,7 @@ def privacy_statement(
     delta: float | None = None,
     engine: str | None = None,
     seeded_steps: int = 0,
+    planned: bool = False,
 ) -> str:
     """The statement for a run of a plan.
 
@@ -39,6 +40,7 @@ def privacy_statement(
       delta: None takes the plan's, or a tenth of 1 / subjects.
       engine: how the sums were computed, for the technical lines.
       seeded_steps: how many of the steps were drawn with a seed.
+      planned: whether the steps are yet to be taken: a statement of intent, not of a run.
 
     Returns:
       Text of several paragraphs.
@@ -46,7 +48,12 @@ def privacy_statement(
     delta = _delta(plan, delta)
     name = type(plan.algorithm).__name__
     facts = plan.facts
-    paragraphs = [f"PRIVACY STATEMENT ({name}, {steps} of {plan.steps} planned steps taken)"]
+    length = f"{steps} of {plan.steps} planned steps taken"
+    if planned:
+        length = f"if all {steps} planned steps are taken; nothing was trained yet"
+    elif steps > plan.steps:
+        length = f"{steps} steps taken, MORE than the {plan.steps} planned"
+    paragraphs = [f"PRIVACY STATEMENT ({name}, {length})"]
     if plan.noise_multiplier == 0.0:
         paragraphs.append(
             "NOT PRIVATE: the noise multiplier is 0. Nothing below protects anybody; epsilon is "
@@ -162,8 +169,13 @@ def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
         return f"Per {unit}: no figure, since nothing is proven: {error}"
     epsilon = plan.epsilon(delta, unit=unit, steps=steps)
     promise = ""
-    if unit == plan.unit and steps >= plan.steps:
+    if unit == plan.unit and steps == plan.steps:
         promise = " This is the plan's promise."
+    elif unit == plan.unit and steps > plan.steps:
+        promise = (
+            f" This is ABOVE the plan's promise of "
+            f"{rounded_up(plan.epsilon(delta, unit=unit))} for {plan.steps} steps."
+        )
     elif unit == plan.unit:
         promise = (
             f" This is what {steps} steps have spent; all {plan.steps} planned ones spend "

@@ -338,3 +338,89 @@ def test_the_text_names_the_promise_and_its_words(capsys):
     assert "one subject: adding or removing one subject with all of their items" in out
     assert "noise standard deviation / clip norm" in out
     assert "6,200 steps" in out and "at most 145" in out
+
+
+def notes(capsys, *words):
+    assert main([*map(str, words)]) == 0
+    return capsys.readouterr().err
+
+
+CHECK = ("epsilon", "--algorithm", "higradavg", "--batch", 50, "--noise", 9, "--steps", 10)
+
+
+def test_a_cap_on_figures_says_that_the_rows_left_are_meant(capsys):
+    capped = (*CHECK, "--items", 5000, "--cap-data", 20, "--delta", 1e-5)
+    assert "LEFT after --cap-data" in notes(capsys, *capped)
+    plain = (*CHECK, "--items", 5000, "--items-per-subject", 20, "--delta", 1e-5)
+    assert notes(capsys, *plain) == ""
+
+
+@pytest.mark.parametrize("delta, warned", [(1e-2, True), (1e-3, False)])
+def test_a_delta_above_one_over_the_people_is_noted(capsys, delta, warned):
+    words = (*CHECK, "--items", 5000, "--subjects", 500, "--items-per-subject", 20)
+    assert ("1 / subjects" in notes(capsys, *words, "--delta", delta)) == warned
+
+
+def test_epochs_are_not_called_rounds(capsys):
+    words = [str(w) for w in CHECK if w not in ("--steps", 10)]
+    rest = ["--items", "5000", "--items-per-subject", "20", "--delta", "1e-5", "--epochs", "3"]
+    assert main(words + rest) == 0
+    out = capsys.readouterr().out
+    assert "3 epochs of 100 steps, 300 steps in all" in out and "rounds" not in out
+
+
+def test_what_people_call_it_elsewhere_is_understood(capsys):
+    for words in (("DP-SGD", "record"), ("itemdp", "item")):
+        found = epsilon(capsys, words[0], "--q", 0.02, "--unit", words[1])
+        assert found == accounting.epsilon(accounting.item_event(0.02, 3.0), 40, delta=DELTA)
+    whole = epsilon(capsys, "dpsgd", "--q", 0.02, "--unit", "person", "--items-per-subject", 7)
+    assert whole == accounting.epsilon(accounting.group_event(0.02, 7, 3.0), 40, delta=DELTA)
+
+
+def test_central_steps_of_unlike_silos_are_those_of_the_longest_whatever_the_order(
+    capsys, tmp_path
+):
+    small = [f"p{i},small" for i in range(100)]
+    big = [f"p{i % 500},big" for i in range(2000)]
+    found = []
+    for rows in (small + big, big + small):
+        path = tmp_path / "t.csv"
+        path.write_text("id,h\n" + "\n".join(rows) + "\n", encoding="utf-8")
+        table = ("--ids", path, "--column", "id", "--silo-column", "h", "--batch", 10)
+        found.append(
+            epsilon(capsys, "centralhigradavg", *table, "--epochs", 5, steps=None, noise=4)
+        )
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+    both = central.central_higradavg_event([(0.1, 1), (0.005, 4)], 4.0)
+    assert found[0] == pytest.approx(accounting.epsilon(both, 1000, delta=DELTA), rel=1e-6)
+
+
+def test_rounds_of_shuffled_steps_fill_their_epochs(capsys):
+    words = ("--algorithm", "subjectdp", "--sampling", "shuffle", "--batch", 100, "--items", 1000)
+    words += ("--items-per-subject", 2, "--noise", 20, "--delta", DELTA)
+    found = answer(capsys, "rounds", *words, "--epsilon", 4)
+    steps = found["steps"]
+    assert steps % 10 == 0 and steps >= 400
+    for more, within in ((0, True), (1, False)):
+        spent = answer(capsys, "epsilon", *words, "--steps", steps + more)["epsilon"]
+        assert (spent <= 4) == within
+
+
+def test_silos_of_unlike_k_take_the_engine_that_any_of_them_needs(capsys, tmp_path):
+    rows = [f"a{i},one" for i in range(200)] + [f"b{i % 100},two" for i in range(300)]
+    found = []
+    for order in (rows, rows[::-1]):
+        path = tmp_path / "t.csv"
+        path.write_text("id,h\n" + "\n".join(order) + "\n", encoding="utf-8")
+        table = ("--ids", path, "--column", "id", "--silo-column", "h", "--batch", 10)
+        found.append(
+            epsilon(capsys, "itemdp", *table, "--sampling", "fixed-size", noise=20, steps=50)
+        )
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+    needed = answer(
+        capsys,
+        *("noise", "--algorithm", "itemdp", "--sampling", "fixed-size", "--batch", 10),
+        *("--items", 1000, "--items-per-subject", 1, "--silos", 2, "--steps", 20),
+        *("--epsilon", 4, "--delta", DELTA),
+    )
+    assert needed["noise_multiplier"] > 0

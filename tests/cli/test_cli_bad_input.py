@@ -96,7 +96,9 @@ BAD = {
     f"{PLAN} --save /nowhere/plan.json": "No such file or directory",
     PLAN.replace("--subjects 200 ", ""): "--subjects is missing",
     PLAN.replace("--noise 8", "--epsilon 2").replace("--delta 1e-5", ""): "--epsilon needs --delta",
-    PLAN.replace("--items-per-subject 9", "--items-per-subject 2"): "max_items 2 is too small",
+    PLAN.replace(
+        "--items-per-subject 9", "--items-per-subject 2"
+    ): "--items-per-subject 2 is too small",
     "statement": "say --plan FILE, or the options",
     "statement --plan /nowhere.json": "/nowhere.json: No such file or directory",
     "statement --plan x.json --noise 3": "--plan and --noise contradict",

@@ -155,3 +155,14 @@ def test_a_plan_that_contradicts_itself_is_refused(capsys, tmp_path, where, valu
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1
     assert "contradicts itself" in err or "is no plan" in err
+
+
+def test_without_steps_taken_a_statement_is_one_of_intent(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(expected_plan().get_config()))
+    assert "nothing was trained yet" in run(capsys, "statement", "--plan", path)
+    steps = expected_plan().steps + 1
+    assert main(["statement", "--plan", str(path), "--steps-taken", str(steps)]) == 0
+    out, err = capsys.readouterr()
+    assert f"{steps} steps taken, MORE than" in " ".join(out.split())
+    assert "its promise does not hold" in err

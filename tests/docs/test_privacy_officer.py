@@ -2,6 +2,7 @@
 """The privacy officer's page: its tables are what the library computes, its commands run."""
 
 import importlib.util
+import json
 import re
 import shlex
 from pathlib import Path
@@ -85,10 +86,31 @@ def commands():
     return [line for line in lines if line.startswith("subjectdp ") and "--ids" not in line]
 
 
-@pytest.mark.parametrize("line", commands())
-def test_the_commands_of_the_page_run(line, capsys):
-    assert cli.main(shlex.split(line)[1:]) == 0
-    assert capsys.readouterr().out.strip()
+def test_the_commands_of_the_page_run_in_their_order(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for line in commands():
+        assert cli.main(shlex.split(line)[1:]) == 0, line
+        assert capsys.readouterr().out.strip()
+
+
+def test_the_three_claims_have_the_figures_that_the_page_says(capsys):
+    claims = PAGE.split("## Three claims, checked")[1].split("## In Python")[0]
+    lines = [line for line in claims.splitlines() if line.startswith("subjectdp ")]
+    found = []
+    for line in lines:
+        assert cli.main([*shlex.split(line)[1:], "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["epsilon"])
+    assert found == pytest.approx([2.121, 290.8, 3.337, 2.016, 109.3], rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_python_of_the_page_runs_and_agrees_with_its_commands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names = {}
+    exec(compile(code, "privacy_officer.md", "exec"), names)
+    assert capsys.readouterr().out.count("\n") >= 7
+    assert names["plan"].epsilon(1e-6) == pytest.approx(2.016, rel=1e-3)
 
 
 def test_the_page_shows_commands():

@@ -56,7 +56,7 @@ def test_a_hair_above_a_round_number_is_not_shown_as_that_number():
 def test_the_statement_names_all_that_the_guarantee_rests_on():
     text = flat(make().statement())
     for part in (
-        "HiGradAvg, 50 of 50 planned steps",
+        "HiGradAvg, if all 50 planned steps are taken",
         "adding or removing one subject with all of their items",
         "From whom: anyone who sees the trained weights",
         "PoissonItems(expected_batch_size=20)",
@@ -126,7 +126,7 @@ def test_the_unit_of_a_step_is_the_noised_sum_however_the_batch_is_computed():
         for e, s in ((2, None), (None, 98))
     ]
     assert plans[0] == plans[1]
-    assert "98 of 98 planned steps" in flat(plans[0].statement())
+    assert "if all 98 planned steps are taken" in flat(plans[0].statement())
     config = plans[0].optimizer("sgd", engine={"max_rows": 4}).plan
     assert config.epsilon() == plans[1].epsilon()
 
@@ -137,3 +137,17 @@ def test_part_way_the_statement_gives_what_was_spent_and_what_all_steps_spend():
     assert stated(text, "subject") < plan.epsilon()
     assert f"all 50 planned ones spend {rounded_up(plan.epsilon())}" in text
     assert "This is the plan's promise" not in text
+
+
+def test_a_plan_states_an_intent_and_never_says_that_its_steps_were_taken():
+    text = flat(make().statement())
+    assert "if all 50 planned steps are taken; nothing was trained yet" in text
+    assert "planned steps taken" not in text
+
+
+def test_beyond_the_plan_the_statement_says_that_the_promise_is_broken():
+    plan = make()
+    text = flat(privacy_statement(plan, steps=70))
+    assert "70 steps taken, MORE than the 50 planned" in text
+    assert "This is the plan's promise" not in text
+    assert f"ABOVE the plan's promise of {rounded_up(plan.epsilon())} for 50 steps" in text

@@ -5,6 +5,8 @@ import csv
 import gzip
 import importlib.util
 import io
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -267,3 +269,24 @@ def test_a_file_that_is_not_there_is_an_os_error(tmp_path):
         stats_from_table(tmp_path / "none.csv", "id")
     with pytest.raises(OSError):
         stats_from_table(tmp_path, "id")
+
+
+def test_an_excel_workbook_is_named_as_one(tmp_path):
+    path = tmp_path / "visits.xlsx"
+    path.write_bytes(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(ValueError, match="Excel workbook.*save it as CSV"):
+        stats_from_table(path, "id")
+
+
+def test_a_pipe_is_told_to_come_by_standard_input(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = subprocess.Popen(["sh", "-c", f"printf 'id\\na\\n' > '{path}'"])
+    with pytest.raises(ValueError, match="being a pipe: pass it as '-'"):
+        stats_from_table(path, "id")
+    writer.wait(timeout=20)
+
+
+def test_an_empty_path_is_refused():
+    with pytest.raises(ValueError, match="path of the table is empty"):
+        stats_from_table("", "id")

@@ -35,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0, 2 for bad input (one line on standard error says what), 130 if interrupted.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started the command
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     notes = _Notes()
     logger = logging.getLogger("tf_subjectdp")
     logger.addHandler(notes)

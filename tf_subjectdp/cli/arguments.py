@@ -71,7 +71,9 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     )
     data.add_argument("--column", metavar="NAME", help="the column with the person of each row")
     data.add_argument("--silo-column", metavar="NAME", help="the column with the silo of each row")
-    data.add_argument("--delimiter", default=None, metavar="C", help="of a CSV; default ','")
+    data.add_argument(
+        "--delimiter", default=None, metavar="C", help="of a CSV; default ','; tab for a tabulator"
+    )
     data.add_argument(
         "--progress",
         action=argparse.BooleanOptionalAction,
@@ -114,8 +116,8 @@ def _add_silos(parser: argparse.ArgumentParser) -> None:
         "--view",
         type=one_of(*VIEWS),
         metavar="NAME",
-        help="what the adversary sees: every silo's updates (default), the average only, or the "
-        "final_model only",
+        help="what the adversary sees: every silo's updates (default), the average only (of silos "
+        "of equal weight and clip norm), or the final_model only",
     )
 
 

@@ -13,7 +13,7 @@ from tf_subjectdp.cli import inputs
 from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.asking import ask, lengths_of, steps_per_round
 from tf_subjectdp.cli.output import Result
-from tf_subjectdp.cli.question import Question
+from tf_subjectdp.cli.question import Question, turns
 from tf_subjectdp.plans import rounded_up
 
 _RATES = {"poisson_subjects": "p"}
@@ -24,7 +24,7 @@ _SCHEMES = {
     "shuffle": "shuffled epochs",
 }
 _ENGINES = {
-    "pld": "privacy loss distributions; within 1e-3 of the true value and never below it",
+    "pld": "privacy loss distributions: never below the true figure of the stated steps",
     "rdp": "Renyi differential privacy, an upper bound",
 }
 
@@ -36,7 +36,8 @@ def epsilon(arguments: argparse.Namespace) -> Result:
     sigma = check_noise_multiplier(arguments.noise)
     worst = question.worst_case(sigma, lengths)
     value = question.epsilon(sigma, lengths) if worst is None else worst.value
-    result = _result("epsilon", question, sigma, lengths, [("epsilon", rounded_up(value))])
+    rows = [("epsilon", rounded_up(value))]
+    result = _result("epsilon", question, sigma, lengths, rows, word=_turns(arguments))
     result.data |= {"epsilon": value, "noise_multiplier": sigma}
     if worst is not None and len(set(question.holders)) > 1:
         names = [question.holders[i].name for i in worst.silos]
@@ -61,7 +62,7 @@ def noise(arguments: argparse.Namespace) -> Result:
         ("noise multiplier", f"{sigma:.6g} (noise standard deviation / clip norm)"),
         ("epsilon", f"at most {arguments.epsilon:g}"),
     ]
-    result = _result("noise", question, sigma, lengths, rows)
+    result = _result("noise", question, sigma, lengths, rows, word=_turns(arguments))
     result.data |= {"noise_multiplier": sigma, "epsilon": arguments.epsilon}
     return result
 
@@ -72,13 +73,14 @@ def rounds(arguments: argparse.Namespace) -> Result:
     question = ask(arguments)
     sigma = check_noise_multiplier(arguments.noise)
     steps = steps_per_round(arguments, question)
-    value = question.rounds(sigma, arguments.epsilon, steps)
+    one_run = arguments.steps_per_round is None
+    value = question.rounds(sigma, arguments.epsilon, steps, one_run=one_run)
     word = "steps" if arguments.steps_per_round is None else "rounds"
     rows = [
         (f"largest number of {word}", f"{value:,}"),
         ("budget", f"epsilon {arguments.epsilon:g}"),
     ]
-    remarks, data = _beside(question, sigma, arguments.epsilon, steps, value, word)
+    remarks, data = _beside(question, sigma, arguments.epsilon, steps, value, word, one_run)
     lengths = [(count, 1) for count in steps]
     result = _result("rounds", question, sigma, lengths, rows, length_is_asked=True)
     result.data |= {
@@ -89,7 +91,7 @@ def rounds(arguments: argparse.Namespace) -> Result:
         "noise_multiplier": sigma,
         **data,
     }
-    spent = question.epsilon(sigma, [(count, value) for count in steps]) if value else 0.0
+    spent = question.epsilon(sigma, turns(steps, value, one_run)) if value else 0.0
     result.rows.insert(1, ("which spend", f"epsilon {rounded_up(spent)}"))
     result.data["epsilon"] = spent
     epoch = question.holders[0].facts.steps_per_epoch
@@ -100,21 +102,27 @@ def rounds(arguments: argparse.Namespace) -> Result:
 
 
 def _beside(
-    question: Question, sigma: float, budget: float, steps: list[int], honest: int, word: str
+    question: Question,
+    sigma: float,
+    budget: float,
+    steps: list[int],
+    honest: int,
+    word: str,
+    one_run: bool,
 ) -> tuple[list[str], dict[str, Any]]:
     """The rule R/sqrt(s) of the papers and what it really spends; nothing without silos."""
     silos = question.most_silos or 1
     if not question.composes or silos < 2:
         return [], {}
     try:
-        alone = question.alone().rounds(sigma, budget, steps)
+        alone = question.alone().rounds(sigma, budget, steps, one_run=one_run)
     except UsageError:
         return [], {}  # one silo alone could go on beyond the end of the search
     with warnings.catch_warnings():
         # The answer says what the warning would.
         warnings.simplefilter("ignore")
         published = paper_rounds(alone, silos)
-    spent = question.epsilon(sigma, [(count, published) for count in steps]) if published else 0.0
+    spent = question.epsilon(sigma, turns(steps, published, one_run)) if published else 0.0
     remark = (
         f"The published rule R/sqrt(s) (Marathe et al., horizontal composition) would allow "
         f"{published:,} {word}: one silo alone could run {alone:,}, a subject is in {silos}. They "
@@ -137,11 +145,14 @@ def _result(
     rows: list[tuple[str, str]],
     *,
     length_is_asked: bool = False,
+    word: str = "rounds",
 ) -> Result:
     """What the three commands say about the question itself."""
-    holder = question.holders[0]
+    holder = max(question.holders, key=lambda one: one.facts.max_items)
     guarantee = question.guarantee(holder, sigma if sigma > 0.0 else 1.0)
     engine = question.engine_of(guarantee)
+    if question.composes:
+        engine = question.composed_engine(sigma if sigma > 0.0 else 1.0)
     rows += [
         ("delta", f"{question.delta:g}"),
         ("protects", f"one {question.unit}: {guarantee.adjacency}"),
@@ -151,7 +162,7 @@ def _result(
         rows.append(("noise multiplier", f"{sigma:.6g} (noise standard deviation / clip norm)"))
     rows += _sampling_rows(question)
     if not length_is_asked:
-        rows.append(("length", _length(lengths)))
+        rows.append(("length", _length(lengths, word)))
     reason = guarantee.reason
     if question.composes and len({one.facts for one in question.holders}) > 1:
         reason = f"in silo {holder.name}: {reason}"
@@ -166,6 +177,8 @@ def _result(
     if not length_is_asked:
         data |= _length_data(lengths)
     remarks = []
+    if question.composes and question.view != "updates":
+        remarks.append("All silos have equal weight and one clip norm in the average.")
     if question.composes:
         # the words about views and choices hold for any length and noise
         lines = question.horizontal(1.0, lengths).describe().split("\n")
@@ -208,7 +221,11 @@ def _caps(question: Question) -> str:
     return "" if question.cap is None else f", of which at most {question.cap} count in a step"
 
 
-def _length(lengths: list[tuple[int, int]]) -> str:
+def _turns(arguments: argparse.Namespace) -> str:
+    return "rounds" if arguments.epochs is None else "epochs"
+
+
+def _length(lengths: list[tuple[int, int]], word: str) -> str:
     unlike = sorted(set(lengths))
     steps, turns = unlike[0]
     if len(unlike) > 1:
@@ -216,7 +233,8 @@ def _length(lengths: list[tuple[int, int]]) -> str:
         return f"{totals[0]:,} to {totals[-1]:,} steps a silo"
     if turns == 1:
         return f"{steps:,} steps"
-    return f"{turns:,} rounds of {steps:,} steps, {turns * steps:,} steps"
+    one = "1 step" if steps == 1 else f"{steps:,} steps"
+    return f"{turns:,} {word} of {one}, {turns * steps:,} steps in all"
 
 
 def _length_data(lengths: list[tuple[int, int]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tf_subjectdp.sampling import PoissonItems, PoissonSubjects, SiloStats, Subj
 
 _HEADER = (
     "algorithm",
-    "noise for one",
+    "promise to one",
     "sampling",
     "noise multiplier",
     "noise in a step",
@@ -47,6 +47,7 @@ def compare(arguments: argparse.Namespace) -> Result:
     stats = inputs.read_table(arguments)
     if stats is None:
         stats = inputs.figures(arguments)
+    inputs.note_large_delta(arguments.delta, stats, None)
     most, source = None, None
     if isinstance(stats, SiloStats):
         most, source = inputs.silos_per_subject(arguments, stats)

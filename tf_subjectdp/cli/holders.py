@@ -11,7 +11,7 @@ from typing import Any
 
 from tf_subjectdp.algorithms import SamplingFacts
 from tf_subjectdp.cli.arguments import UsageError
-from tf_subjectdp.cli.inputs import figures, flag, refuse_both
+from tf_subjectdp.cli.inputs import figures, flag, note_cap_of_figures, refuse_both
 from tf_subjectdp.planning import plan as make_plan
 from tf_subjectdp.sampling import (
     FixedSize,
@@ -211,6 +211,7 @@ def _facts_of_figures(
     if arguments.subjects is not None and arguments.items is not None and k is not None:
         stats = figures(arguments)
         return planned_facts(sampler_of(arguments, scheme, cap), stats)
+    note_cap_of_figures(arguments)
     counted = "subjects" if scheme == "poisson_subjects" else "items"
     number = getattr(arguments, counted)
     if number is None:

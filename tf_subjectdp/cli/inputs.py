@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import warnings
 from typing import Any
 
 from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.progress import ProgressBar
 from tf_subjectdp.sampling import SiloStats, SubjectStats, stats_from_table
 
+# A tabulator is hard to type; a shell passes on what was typed for it.
+_DELIMITERS = {None: ",", "tab": "\t", "\\t": "\t"}
 _FIGURES = ("items", "subjects", "items_per_subject")
 
 
@@ -43,10 +46,35 @@ def read_table(arguments: argparse.Namespace) -> SubjectStats | SiloStats | None
             arguments.ids,
             arguments.column,
             silo_column=arguments.silo_column,
-            delimiter="," if arguments.delimiter is None else arguments.delimiter,
+            delimiter=_DELIMITERS.get(arguments.delimiter, arguments.delimiter),
             progress=bar,
         )
     return stats if arguments.cap_data is None else stats.bounded(arguments.cap_data)
+
+
+def note_large_delta(
+    delta: float, stats: SubjectStats | SiloStats | None, subjects: int | None
+) -> None:
+    """Warns where delta is not below one over the number of people, as `plan` does."""
+    if isinstance(stats, SiloStats) or stats is not None:
+        subjects = stats.n_subjects
+    if subjects is not None and delta >= 1.0 / subjects:
+        warnings.warn(
+            f"delta={delta:g} is not below 1 / subjects = {1.0 / subjects:g}: a mechanism that "
+            "publishes one person at random would satisfy it. Choose a smaller delta.",
+            stacklevel=2,
+        )
+
+
+def note_cap_of_figures(arguments: argparse.Namespace) -> None:
+    """Warns that --items cannot tell how many rows a cap leaves."""
+    if arguments.cap_data is not None and arguments.items is not None:
+        warnings.warn(
+            "--items is taken as the rows that are LEFT after --cap-data: the rate is batch / items. "
+            "Where the cap drops rows and batches keep their size, the rate and epsilon are larger; "
+            "--ids FILE counts what is left.",
+            stacklevel=2,
+        )
 
 
 def figures(arguments: argparse.Namespace) -> SubjectStats:
@@ -62,11 +90,18 @@ def figures(arguments: argparse.Namespace) -> SubjectStats:
             "NAME"
         )
     if arguments.cap_data is None:
+        k, people = arguments.items_per_subject, arguments.subjects
+        if min(k, people, arguments.items) > 0 and k * people < arguments.items:
+            raise UsageError(
+                f"--items-per-subject {k} is too small: {arguments.items:,} items of {people:,} "
+                f"subjects need at least {-(-arguments.items // people):,} for some subject"
+            )
         return SubjectStats.public(
             n_items=arguments.items,
             n_subjects=arguments.subjects,
             max_items=arguments.items_per_subject,
         )
+    note_cap_of_figures(arguments)
     # Of the rows that were counted, no more than K a subject stay.
     most = SubjectStats.public(
         n_items=arguments.items, n_subjects=arguments.subjects, max_items=arguments.items

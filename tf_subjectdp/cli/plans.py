@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import os
+import warnings
 from typing import Any
 
 from tf_subjectdp.algorithms import Algorithm, GroupDP
@@ -80,7 +81,13 @@ def statement(arguments: argparse.Namespace) -> Result:
             raise UsageError("say --plan FILE, or the options of 'subjectdp plan'")
         made, _ = _planned(arguments)
     steps, source = _steps_taken(arguments, made)
-    text = privacy_statement(made, steps=steps, delta=arguments.delta)
+    planned = arguments.steps_taken is None and arguments.ledger is None
+    text = privacy_statement(made, steps=steps, delta=arguments.delta, planned=planned)
+    if steps > made.steps:
+        warnings.warn(
+            f"{steps} steps are more than the {made.steps} of the plan: its promise does not hold.",
+            stacklevel=2,
+        )
     delta = arguments.delta
     if delta is None:
         delta = made.delta if made.delta is not None else 0.1 / made.facts.n_subjects

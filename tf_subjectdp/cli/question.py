@@ -118,6 +118,11 @@ class Question:
     def engine_of(self, guarantee: Guarantee) -> str:
         return guarantee.engine if self.engine is None else self.engine
 
+    def composed_engine(self, sigma: float) -> str:
+        """The engine for all silos together: what any of them needs."""
+        engines = {self.engine_of(self.guarantee(holder, sigma)) for holder in self.holders}
+        return "rdp" if "rdp" in engines else "pld"
+
     def horizontal(self, sigma: float, lengths: list[tuple[int, int]]) -> HorizontalPlan:
         """The silos with (steps a round, rounds) of each."""
         silos = []
@@ -131,6 +136,8 @@ class Question:
                     # the event of UserLDP counts in 2C
                     clip_norm=2.0 if self.algorithm == "userldp" else 1.0,
                     name=holder.name,
+                    # One noised sum a step; a shuffled epoch is not one.
+                    noised_once=holder.facts.scheme != "shuffle",
                 )
             )
         # The event of a shuffled epoch is no step: the averaged view must not take it for one.
@@ -141,7 +148,7 @@ class Question:
         """The costliest subject where silos compose; None where they do not."""
         if not self.composes:
             return None
-        engine = self.engine_of(self.guarantee(self.holders[0], sigma))
+        engine = self.composed_engine(sigma)
         return self.horizontal(sigma, lengths).worst_case(delta=self.delta, engine=engine)
 
     def epsilon(self, sigma: float, lengths: list[tuple[int, int]]) -> float:
@@ -159,7 +166,7 @@ class Question:
 
     def noise(self, epsilon: float, lengths: list[tuple[int, int]]) -> float:
         """The smallest noise multiplier that keeps the budget."""
-        if self.composes and self.engine == "rdp":
+        if self.composes and self.composed_engine(1.0) == "rdp":
             budget = _checks.target_epsilon(epsilon, allow_zero=False)
             return smallest_factor(lambda sigma: self.epsilon(sigma, lengths), budget)
         if self.composes:
@@ -181,11 +188,16 @@ class Question:
             )
         return max(found)
 
-    def rounds(self, sigma: float, epsilon: float, steps: list[int]) -> int:
-        """The largest number of rounds within the budget, 0 if not even one is."""
+    def rounds(
+        self, sigma: float, epsilon: float, steps: list[int], *, one_run: bool = False
+    ) -> int:
+        """The largest number of rounds within the budget, 0 if not even one is.
+
+        `one_run`: the steps go on without a break, so that a shuffled epoch spans many of them.
+        """
         budget = _checks.target_epsilon(epsilon, allow_zero=False)
         found = largest_integer(
-            lambda rounds: self.epsilon(sigma, [(count, rounds) for count in steps]),
+            lambda rounds: self.epsilon(sigma, turns(steps, rounds, one_run)),
             budget,
             MOST_ROUNDS,
         )
@@ -204,7 +216,8 @@ class Question:
         """Holders that differ, with their lengths; a central algorithm has one for all."""
         pairs = list(zip(self.holders, lengths, strict=True))
         if self.algorithm in CENTRAL:
-            return pairs[:1]
+            # A step sums all silos: as many steps as the longest takes part in, and all in each.
+            return [max(pairs, key=lambda pair: pair[1][0] * pair[1][1])]
         return list({(holder.facts, length): (holder, length) for holder, length in pairs}.values())
 
     def _distinct(self, sigma, lengths):
@@ -233,6 +246,11 @@ class Question:
         if self.stats is not None:
             found["data"] = inputs.stats_data(self.stats)
         return found
+
+
+def turns(steps: list[int], rounds: int, one_run: bool) -> list[tuple[int, int]]:
+    """(steps a round, rounds) of each holder, or all its steps as one round."""
+    return [(count * rounds, 1) if one_run else (count, rounds) for count in steps]
 
 
 def _element(unit: str, rate: float, elements: int | None, sigma: float) -> Guarantee:

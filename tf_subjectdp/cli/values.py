@@ -33,9 +33,16 @@ def real(text: str) -> float:
     return number
 
 
+# What people call it elsewhere.
+_OTHER_WORDS = {"dpsgd": "itemdp", "person": "subject", "patient": "subject", "record": "item"}
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     """One of the names, however it is spelled: HiGradAvg, higradavg, hi-grad-avg."""
     plain = {_plain(name): name for name in names}
+    for common, name in _OTHER_WORDS.items():
+        if name in names:
+            plain.setdefault(common, name)
 
     def parse(text: str) -> str:
         if _plain(text) not in plain:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from tf_subjectdp.sampling._csv_rows import check_columns
-from tf_subjectdp.sampling.grouping import _REMEDY
+from tf_subjectdp.sampling._csv_rows import NO_ID_REMEDY, check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,8 +88,14 @@ def parquet_chunks(
                 values = values.dictionary_decode()
             if values.null_count:
                 row = rows + int(np.argmax(values.is_null().to_numpy(zero_copy_only=False))) + 1
-                raise ValueError(f"row {row} has no id in column {column!r} (null). {_REMEDY}")
-            pieces.append(_distinct(values))
+                raise ValueError(f"row {row} has no id in column {column!r} (null). {NO_ID_REMEDY}")
+            try:
+                pieces.append(_distinct(values))
+            except (pa.ArrowException, UnicodeDecodeError) as error:
+                raise ValueError(
+                    f"column {column!r} cannot be read in the rows {rows + 1} to "
+                    f"{rows + batch.num_rows}: {error}; write the file anew, text as UTF-8"
+                ) from None
         rows += batch.num_rows
         yield pieces
 

@@ -19,6 +19,12 @@ _SHOWN_COLUMNS = 20
 _DAMAGES = (EOFError, zlib.error, gzip.BadGzipFile)
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
+#: What to do about a row without an id, of a person or of a silo.
+NO_ID_REMEDY = (
+    "Every row must say there whose it is: fill it in, or drop such rows. Rows of different people "
+    "need different ids, even where nobody knows the name"
+)
+
 
 def _text(stream: BinaryIO) -> io.TextIOWrapper:
     # Bytes that are no UTF-8 survive here: only ids have to be text, and are checked when counted.

@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from tf_subjectdp.sampling import _arrow_rows, _csv_rows
-from tf_subjectdp.sampling.grouping import _REMEDY
+from tf_subjectdp.sampling._csv_rows import NO_ID_REMEDY
 from tf_subjectdp.sampling.silos import SiloStats
 from tf_subjectdp.sampling.stats import SubjectStats
 
@@ -93,13 +93,25 @@ def stats_from_table(
         raise ValueError(
             f"the subject and the silo are both in column {column!r}: name two columns"
         )
+    if not os.fspath(path):
+        raise ValueError("the path of the table is empty: pass a file, or '-' for standard input")
     if os.fspath(path) == "-":
-        pieces = _csv_rows.chunks(sys.stdin.buffer, columns, delimiter)
+        if sys.stdin is None:
+            raise ValueError("standard input is closed: pass the path of the table")
+        stream = sys.stdin.buffer
+        start = stream.peek(4)[:4] if hasattr(stream, "peek") else b""
+        _refuse_archive(start, "standard input")
+        if start == b"PAR1":
+            raise ValueError("standard input is a Parquet file: pass its path")
+        pieces = _csv_rows.chunks(_unpacked(stream, start), columns, delimiter)
         return _count(pieces, columns, _reporter(progress, lambda rows: None))
     path = Path(path)
     with open(path, "rb") as raw:
+        if not raw.seekable():
+            raise ValueError(f"{path} cannot be read twice, being a pipe: pass it as '-'")
         start = raw.read(4)
         raw.seek(0)
+        _refuse_archive(start, str(path))
         if start == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
             return _count_parquet(raw, path, columns, progress)
         size = os.fstat(raw.fileno()).st_size
@@ -111,6 +123,13 @@ def stats_from_table(
             raw.seek(0)
         pieces = _csv_rows.chunks(_unpacked(raw, start), columns, delimiter)
         return _count(pieces, columns, report)
+
+
+def _refuse_archive(start: bytes, name: str) -> None:
+    if start == b"PK\x03\x04":
+        raise ValueError(
+            f"{name} is a zip archive or an Excel workbook, not a table: save it as CSV or Parquet"
+        )
 
 
 def _reporter(
@@ -194,7 +213,9 @@ class _Numbers:
     def _refuse(self, row: int, value: str) -> NoReturn:
         place = f"row {row + 1} (the header not counted)"
         if not value.strip():
-            raise ValueError(f"{place} has no id in column {self.column!r} ({value!r}). {_REMEDY}")
+            raise ValueError(
+                f"{place} has no id in column {self.column!r} ({value!r}). {NO_ID_REMEDY}"
+            )
         raise ValueError(
             f"{place}, column {self.column!r}: the id {value!r} is not UTF-8 text; save the table "
             "as UTF-8"

@@ -144,8 +144,8 @@ def user_ldp_rule(epsilon: float, delta: float, steps: int) -> PaperRuleWarning:
         honest,
         epsilon,
         true,
-        f"noise above {published:.6g} published for {epsilon:g} at delta {delta:g}; a Gaussian of "
-        f"sensitivity 2 C needs {honest:.6g} over {steps} step{'s' if steps > 1 else ''}",
+        f"noise above {published:.6g} published for epsilon {epsilon:g} at delta {delta:g}; a "
+        f"Gaussian of sensitivity 2 C needs {honest:.6g} over {steps} step{'s' if steps > 1 else ''}",
         "the proof bounds a difference of norms, not a distance between outputs"
         + ("" if true > epsilon else "; here the number is enough by accident"),
     )
@@ -202,7 +202,7 @@ def abadi_rule(q: float, steps: int, epsilon: float, delta: float, c2: float) ->
         epsilon,
         true,
         f"noise {published:.6g} with the constant c2 = {c2:g}; {honest:.6g} is the smallest that "
-        f"keeps {epsilon:g} at delta {delta:g}",
+        f"keeps epsilon {epsilon:g} at delta {delta:g}",
         "the theorem only says that some constant exists"
         + ("" if true > epsilon else "; this one is enough here, which the theorem did not say"),
     )

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tf_subjectdp.accounting.engine.ledger import Ledger
 from tf_subjectdp.accounting.engine.mechanisms import (
     FixedSize,
@@ -25,12 +27,17 @@ def ledger_dominates(larger: Ledger, smaller: Ledger) -> bool:
     if smaller.nonprivate or len(larger.entries) != 1 or len(smaller.entries) != 1:
         return False
     (mechanism, count), (other, least) = larger.entries[0], smaller.entries[0]
+    if isinstance(mechanism, Gaussian) and isinstance(other, Mixture):
+        # A rate that rounds to 1 makes Gaussians, and those were merged into one: taken apart again.
+        mechanism, count = Gaussian(mechanism.mu / math.sqrt(least) * (1.0 + 1e-12)), least
     return count >= least and _mechanism_dominates(mechanism, other)
 
 
 def _mechanism_dominates(larger: Mechanism, smaller: Mechanism) -> bool:
     if larger == smaller:
         return True
+    if isinstance(larger, Gaussian) and isinstance(smaller, Mixture):
+        larger = Mixture((larger.mu,), (1.0,), smaller.dropped)
     if type(larger) is not type(smaller):
         return False
     if isinstance(larger, Gaussian):

@@ -19,16 +19,13 @@ import dp_accounting
 import numpy as np
 
 from tf_subjectdp.accounting import _checks, solve
-from tf_subjectdp.accounting.silos.adversary_views import (
-    AverageView,
-    UpdatesView,
-    View,
-    averaging_refusal,
-)
+from tf_subjectdp.accounting.silos.average_view import AverageView, averaging_refusal
 from tf_subjectdp.accounting.silos.renyi_grid import Question
 from tf_subjectdp.accounting.silos.searching import largest_integer, smallest_factor
 from tf_subjectdp.accounting.silos.silo import Silo, as_silos
 from tf_subjectdp.accounting.silos.subsets import held, search_worst, worst_multisets
+from tf_subjectdp.accounting.silos.updates_view import UpdatesView
+from tf_subjectdp.accounting.silos.views import View
 from tf_subjectdp.accounting.silos.wording import VIEWS, describe_plan
 
 if TYPE_CHECKING:
@@ -46,7 +43,8 @@ class WorstCase:
       value: the epsilon (or delta) of that subject, an upper bound.
       silos: indices of the silos of a subject that costs this much; empty if `exact` is False and
         the value belongs to no subject in particular.
-      exact: whether `value` is the engine's figure of `silos`, and no other choice is worse.
+      exact: whether `value` is the engine's figure of `silos` and no other choice is worse (of many
+        choices: within 5e-4, relative).
       choices: how many choices of silos were compared; 0 if there were too many to list.
     """
 

@@ -15,9 +15,9 @@ import numpy as np
 from scipy import sparse
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting.silos.adversary_views import View
 from tf_subjectdp.accounting.silos.renyi_grid import Question
 from tf_subjectdp.accounting.silos.subsets import search_worst
+from tf_subjectdp.accounting.silos.views import View
 
 if TYPE_CHECKING:
     from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan
@@ -42,8 +42,8 @@ class SubjectEpsilons:
       patterns: the unlike patterns of items, rounded up, int64 of shape (patterns, silos), 0 for
         not there; subjects of one pattern share their epsilon.
       pattern: the pattern of each subject, an index into `patterns`, int64 of shape (subjects,).
-      exact: for each pattern whether its epsilon is the engine's; otherwise it is a Renyi bound (or
-        the plan's figure if that is smaller). bool of shape (patterns,).
+      exact: for each pattern whether its epsilon comes from its loss distribution; otherwise it is a
+        Renyi bound (or the plan's figure if that is smaller). bool of shape (patterns,).
       note: what these figures are, and are not; it belongs to whatever shows them.
     """
 
@@ -75,8 +75,10 @@ def per_subject_epsilon(
 ) -> SubjectEpsilons:
     """epsilon of each subject from its own silos, from above.
 
-    Subjects of one pattern are computed once. With few patterns every one is exact; otherwise the
-    worst ones are, and the others have a Renyi bound, some percent higher.
+    Subjects of one pattern are computed once: each by the engine where patterns are few, otherwise
+    all by their loss distributions at once (within 1e-3). In the averaged view, and with more than
+    64 unlike (silo, items), the worst ones are, and the others have a Renyi bound, some percent
+    higher.
 
     A subject in a silo costs that silo's event, whatever the subject's number of items; where the
     silo has an `event_of_items`, the subject's own number is used, rounded up by at most 8 %.
@@ -119,6 +121,12 @@ def per_subject_epsilon(
             values[i] = min(value, values[i])
         exact[:] = True
         values = np.minimum(values, ceiling)
+    elif engine == "pld":
+        rows = np.flatnonzero(~exact & np.isfinite(values))
+        refined = view.epsilons(patterns[rows], values[rows], delta) if len(rows) else None
+        if refined is not None:
+            values[rows] = np.minimum(refined, ceiling)
+            exact[rows] = True
     return SubjectEpsilons(
         epsilon=values[pattern],
         delta=float(delta),
@@ -202,8 +210,14 @@ def _counts(plan: HorizontalPlan, membership: Any) -> tuple[np.ndarray, np.ndarr
         membership = membership.toarray()
     counts = np.asarray(membership)
     n_silos = len(plan.silos)
-    if names is not None and all(silo.name is not None for silo in plan.silos):
+    named = [silo.name is not None for silo in plan.silos]
+    if names is not None and all(named):
         counts = _by_name(plan, counts, names)
+    elif names is not None and any(named):
+        raise ValueError(
+            f"the table names its silos {list(names)[:5]}, and only {sum(named)} of the plan's "
+            f"{len(named)} silos have a name: give every Silo its name, or none."
+        )
     if counts.ndim != 2 or counts.shape[1] != n_silos or not len(counts):
         raise ValueError(
             f"membership has shape {counts.shape}: pass numbers of items of shape (subjects, "
@@ -241,6 +255,11 @@ def _from_pairs(plan: HorizontalPlan, membership: tuple[Any, ...]) -> tuple[np.n
             f"membership is a tuple of {len(membership)}: pass (subject ids, silos) of each item, "
             f"or an array of shape (subjects, silos)."
         )
+    for name, part in zip(("subject ids", "silos"), membership, strict=True):
+        if isinstance(part, (list, tuple)) and len({type(one) for one in part}) > 1:
+            raise TypeError(
+                f"{name} are of more than one kind: 7 and '7' would become one; pick one."
+            )
     ids, silos = (np.asarray(part) for part in membership)
     if ids.ndim != 1 or ids.shape != silos.shape or not len(ids):
         raise ValueError(
@@ -250,7 +269,7 @@ def _from_pairs(plan: HorizontalPlan, membership: tuple[Any, ...]) -> tuple[np.n
     for name, part in (("subject ids", ids), ("silos", silos)):
         if part.dtype.kind not in "iuSUO" or (part.dtype.kind == "O" and _has_missing(part)):
             raise TypeError(
-                f"{name} have type {part.dtype}: pass integers or strings, none missing."
+                f"{name} have type {part.dtype}: pass integers or strings (not both), none missing."
             )
     names, which = np.unique(silos, return_inverse=True)
     columns = np.array([plan.index_of(_plain(name)) for name in names], dtype=np.int64)
@@ -262,7 +281,10 @@ def _from_pairs(plan: HorizontalPlan, membership: tuple[Any, ...]) -> tuple[np.n
 
 
 def _has_missing(part: np.ndarray) -> bool:
-    return any(not isinstance(one, (str, bytes, int, np.integer)) for one in part)
+    kinds = {type(one) for one in part}
+    return len(kinds) > 1 or not all(
+        issubclass(kind, (str, bytes, int, np.integer)) for kind in kinds
+    )
 
 
 def _plain(name: Any) -> int | str:

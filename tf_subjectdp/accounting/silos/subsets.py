@@ -3,8 +3,9 @@
 
 Privacy events have no total order (which of two is worse depends on delta and on what else runs),
 so the m costliest silos cannot be picked one by one. All multisets that a proven partial order
-leaves are compared: first by their Renyi bounds, then the worst of them by the exact engine, until
-no bound of the others exceeds what was found.
+leaves are compared: first by their Renyi bounds, then by their loss distributions, all at once
+where the view can (`batch_pld`), otherwise the worst of them one by one, until no bound of the
+others exceeds what was found.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tf_subjectdp.accounting.silos.adversary_views import View
 from tf_subjectdp.accounting.silos.renyi_grid import Question
+from tf_subjectdp.accounting.silos.views import View
 
 #: More multisets than this are not listed; a bound on all of them at once is taken.
 MOST_SUBSETS = 20_000
 #: So many compositions are computed exactly at most, to find the worst: of few, and of many.
 MOST_EXACT_OF_FEW, MOST_EXACT_OF_MANY = 48, 16
 FEW = 256
+# With more, all are compared by their loss distributions at once, where the view can.
+_FEW_ENOUGH = 16
+# A bound on all rows may exceed the worst row's figure by this, relative.
+_SLACK = 3e-4
+_MOST_ROUNDS = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,6 +66,10 @@ def search_worst(
         values = np.full(1, math.inf)
     else:
         values = view.bounds(patterns, question)
+    if engine == "pld" and len(patterns) > _FEW_ENOUGH:
+        batched = _batched(view, patterns, question, np.minimum(values, ceiling))
+        if batched is not None:
+            return batched
     while True:
         worst = int(np.argmax(values))
         found = values[evaluated].max(initial=0.0)
@@ -74,6 +84,52 @@ def search_worst(
         # Both are upper bounds.
         values[worst] = min(answer, values[worst])
         evaluated[worst] = True
+
+
+def _batched(
+    view: View, patterns: np.ndarray, question: Question, bounds: np.ndarray
+) -> Search | None:
+    """`search_worst` by the loss distributions of all rows at once; None where that is slow.
+
+    The worst row that was evaluated, raised by `_SLACK`, is shown to bound every other one.
+    """
+    rows = np.flatnonzero(bounds > 0.0)
+    if not len(rows) or not np.isfinite(bounds).all():
+        return None
+    values, evaluated = bounds.copy(), np.zeros(len(patterns), dtype=bool)
+    if question.delta is None:
+        at = np.array([question.epsilon])
+        near = min(float(bounds.max()), 0.5)
+        deltas = view.deltas(patterns[rows], at, near) if question.epsilon > 0.0 else None
+        if deltas is None:
+            return None
+        values[rows] = np.minimum(values[rows], deltas[:, 0])
+        best = int(np.argmax(values))
+        evaluated[best] = True
+        return Search(values, evaluated, True, best)
+    best, largest = int(np.argmax(values)), 0.0
+    candidate = best
+    for _ in range(_MOST_ROUNDS):
+        answer = question.answer(view.event(held(patterns[candidate])), "pld")
+        values[candidate], evaluated[candidate] = min(values[candidate], answer), True
+        if values[candidate] > largest:
+            best, largest = candidate, float(values[candidate])
+        ceiling = largest * (1.0 + _SLACK)
+        open_rows = np.flatnonzero(values > ceiling)
+        if len(open_rows):
+            if not 0.0 < ceiling < math.inf:
+                return None
+            deltas = view.deltas(patterns[open_rows], np.array([ceiling]), question.delta)
+            if deltas is None:
+                return None
+            passed = deltas[:, 0] <= question.delta
+            values[open_rows[passed]] = ceiling
+            open_rows, deltas = open_rows[~passed], deltas[~passed, 0]
+        if not len(open_rows):
+            values[best] = values.max()
+            return Search(values, evaluated, True, best)
+        candidate = int(open_rows[np.argmax(deltas)])
+    return None
 
 
 def held(pattern: np.ndarray) -> list[int]:

@@ -30,7 +30,7 @@ def describe_plan(plan: HorizontalPlan, refusal: str | None, choices: np.ndarray
     """
     most = plan.silos_per_subject
     lines = [f"View: {VIEWS[plan.view]}."]
-    if most is None:
+    if most is None or most >= len(plan.silos):
         lines.append("Assumed: a subject may be in every silo.")
     else:
         lines.append(f"Assumed: nobody is in more than {most} of {len(plan.silos)} silos.")

@@ -1,144 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an adversary of horizontal composition learns about a subject, for many subjects at once.
-
-A view turns what a silo does with a subject into a TYPE (a small integer; equal types are equal for
-privacy). A subject is then a multiset of types, a row of a pattern array padded with -1. A view
-gives the exact event of a row (for the engines), and Renyi bounds of all rows (for screening).
-"""
+"""The view in which only the weighted sum of the silos' updates is seen."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
-from collections.abc import Hashable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import dp_accounting
 import numpy as np
 from scipy import sparse
 
-from tf_subjectdp.accounting.engine.ledger import Ledger, ledger
+from tf_subjectdp.accounting.engine.ledger import Ledger
 from tf_subjectdp.accounting.engine.mechanisms import make_mixture
 from tf_subjectdp.accounting.events import compose, nonprivate_event
 from tf_subjectdp.accounting.silos.central import mixture_event
-from tf_subjectdp.accounting.silos.dominance import ledger_dominates
 from tf_subjectdp.accounting.silos.laws import Law, NoisedSum, dominates, noised_sum, sum_law
 from tf_subjectdp.accounting.silos.renyi_grid import THETA, Question, ledger_cumulants
+from tf_subjectdp.accounting.silos.views import SiloLike, View, largest_of_any
 
 # Rows of a table that are summed at once.
 _ROWS = 8192
 # More cumulant functions than this are not computed at once, over all segments: the noise is split
 # more coarsely instead.
 _MOST_SPLITS = 1500
-
-
-class SiloLike(Protocol):
-    """What a view reads of a silo; see `horizontal.Silo`."""
-
-    event: dp_accounting.DpEvent
-    steps_per_round: int
-    rounds: int
-    weight: float
-    clip_norm: float
-    noised_once: bool
-
-
-class View(abc.ABC):
-    """Base class; see the module's docstring."""
-
-    def __init__(self) -> None:
-        self._ids: dict[Hashable, int] = {}
-
-    @property
-    def n_types(self) -> int:
-        return len(self._ids)
-
-    def type_of(self, index: int, event: dp_accounting.DpEvent) -> int:
-        """The type of a subject for which silo `index` runs `event` in each step."""
-        return self._ids.setdefault(self._key(index, event), len(self._ids))
-
-    @property
-    def _keys(self) -> list[Hashable]:
-        return list(self._ids)
-
-    @abc.abstractmethod
-    def _key(self, index: int, event: dp_accounting.DpEvent) -> Hashable: ...
-
-    @abc.abstractmethod
-    def event(self, types: Sequence[int]) -> dp_accounting.DpEvent:
-        """All that is released about a subject of these types."""
-
-    @abc.abstractmethod
-    def dominates(self, larger: int, smaller: int) -> bool:
-        """Whether type `larger` in the place of `smaller` never costs a subject less. Proven."""
-
-    @abc.abstractmethod
-    def bounds(self, patterns: np.ndarray, question: Question) -> np.ndarray:
-        """Upper bounds for all rows, by Renyi divergences.
-
-        Args:
-          patterns: types, int64 of shape (n, width), -1 for none.
-          question: what is asked.
-
-        Returns:
-          float64 of shape (n,).
-        """
-
-    @abc.abstractmethod
-    def bound_of_any(self, types: np.ndarray, most: int, question: Question) -> float:
-        """An upper bound for every choice of at most `most` entries of `types`."""
-
-
-class UpdatesView(View):
-    """The server sees every silo's update: what the subject's silos release composes.
-
-    Silos in `unprotected` have their noise known to the adversary.
-    """
-
-    def __init__(self, silos: Sequence[SiloLike], unprotected: frozenset[int] = frozenset()):
-        super().__init__()
-        self._silos = silos
-        self._unprotected = unprotected
-        self._parts: dict[int, tuple[dp_accounting.DpEvent, int]] = {}
-
-    def type_of(self, index: int, event: dp_accounting.DpEvent) -> int:
-        number = super().type_of(index, event)
-        if number not in self._parts:
-            self._parts[number] = self._part(index, event)
-        return number
-
-    def _part(self, index: int, event: dp_accounting.DpEvent) -> tuple[dp_accounting.DpEvent, int]:
-        silo = self._silos[index]
-        shown = nonprivate_event() if index in self._unprotected else event
-        return shown, silo.steps_per_round * silo.rounds
-
-    def _key(self, index: int, event: dp_accounting.DpEvent) -> Ledger:
-        return ledger(*self._part(index, event))
-
-    def event(self, types: Sequence[int]) -> dp_accounting.DpEvent:
-        return compose([self._parts[int(number)] for number in types])
-
-    def dominates(self, larger: int, smaller: int) -> bool:
-        keys = self._keys
-        return ledger_dominates(keys[larger], keys[smaller])
-
-    def _table(self) -> tuple[np.ndarray, np.ndarray]:
-        rows = [ledger_cumulants(key) for key in self._keys]
-        return np.array([row for row, _ in rows]), np.array([dropped for _, dropped in rows])
-
-    def bounds(self, patterns: np.ndarray, question: Question) -> np.ndarray:
-        table, dropped = self._table()
-        result = np.zeros(len(patterns))
-        for start in range(0, len(patterns), _ROWS):
-            rows = patterns[start : start + _ROWS]
-            counts = _incidence(rows, self.n_types)
-            result[start : start + _ROWS] = question.bound(counts @ table, counts @ dropped)
-        return result
-
-    def bound_of_any(self, types: np.ndarray, most: int, question: Question) -> float:
-        table, dropped = self._table()
-        return _largest(table[types], dropped[types], most, question)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +138,7 @@ class AverageView(View):
                 )
                 table[i] += spent
                 dropped[i] += lost
-        return _largest(table, dropped, most, question)
+        return largest_of_any(table, dropped, most, question)
 
     def _means(self, segment: _Segment) -> np.ndarray:
         """Mean distance by type in a segment; 1 where nothing is known (its cost is infinite)."""
@@ -304,7 +189,8 @@ class AverageView(View):
 
 def averaging_refusal(silos: Sequence[SiloLike]) -> str | None:
     """Why the noises of `silos` do not simply add up; None if they do."""
-    for i, silo in enumerate(silos):
+    for number, silo in enumerate(silos):
+        i = number if silo.name is None else repr(silo.name)
         if silo.steps_per_round > 1:
             return (
                 f"silo {i} runs {silo.steps_per_round} local steps a round, each of which adapts "
@@ -332,16 +218,3 @@ def _noised_sum(event: dp_accounting.DpEvent) -> NoisedSum:
             f"is; return an event of the same kind."
         )
     return step
-
-
-def _incidence(patterns: np.ndarray, n_types: int) -> sparse.csr_matrix:
-    """How often each type is in each row, shape (n, n_types)."""
-    row, slot = np.nonzero(patterns >= 0)
-    number = patterns[row, slot]
-    return sparse.csr_matrix((np.ones(len(row)), (row, number)), shape=(len(patterns), n_types))
-
-
-def _largest(table: np.ndarray, dropped: np.ndarray, most: int, question: Question) -> float:
-    """At each order the `most` largest cumulants bound every choice of `most` rows."""
-    total = np.sort(table, axis=0)[-most:].sum(axis=0)
-    return float(question.bound(total[None], np.sort(dropped)[-most:].sum())[0])
