@@ -42,9 +42,9 @@ def test_deltas_are_the_engines_and_not_below(parts):
     values = batch_deltas(ledgers, rows, epsilons, 1e-5)
     for row, some in zip(rows, values, strict=True):
         for epsilon, value in zip(epsilons, some, strict=True):
-            # The engine's grid made finer, so that it is the truth to six digits.
-            exact = pld_delta(ledger(_event(parts, row), 1), float(epsilon), 1e-8)
-            assert exact * (1 - 1e-6) - 1e-18 <= value
+            # The engine, on a grid ten times as fine as its own choice needs.
+            exact = pld_delta(ledger(_event(parts, row), 1), float(epsilon), 1e-6)
+            assert exact * (1 - 1e-5) - 1e-18 <= value
             if exact > 1e-8:
                 assert value <= exact * 1.01
 

@@ -76,9 +76,9 @@ def per_subject_epsilon(
     """epsilon of each subject from its own silos, from above.
 
     Subjects of one pattern are computed once: each by the engine where patterns are few, otherwise
-    all by their loss distributions at once (within 1e-3). In the averaged view, and with more than
-    64 unlike (silo, items), the worst ones are, and the others have a Renyi bound, some percent
-    higher.
+    all by their loss distributions at once (within 1e-3). In the averaged view, and for tables too
+    large for that (two million patterns times unlike (silo, items)), the worst ones are, and the
+    others have a Renyi bound, some percent higher.
 
     A subject in a silo costs that silo's event, whatever the subject's number of items; where the
     silo has an `event_of_items`, the subject's own number is used, rounded up by at most 8 %.

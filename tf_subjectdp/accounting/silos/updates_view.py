@@ -18,8 +18,10 @@ from tf_subjectdp.accounting.silos.views import SiloLike, View, largest_of_any
 
 # Rows of a table that are summed at once.
 _ROWS = 8192
-# The loss distributions of so many types at most are kept at once.
+# The loss distributions of so many types at most are kept at once; and of so many types times rows
+# (some ten seconds).
 _MOST_BATCHED_TYPES = 96
+_MOST_BATCHED_ENTRIES = 2_000_000
 
 
 class UpdatesView(View):
@@ -69,18 +71,18 @@ class UpdatesView(View):
         return result
 
     def deltas(self, patterns: np.ndarray, epsilons: np.ndarray, delta: float) -> np.ndarray | None:
-        if not self._batches:
+        if not self._batches(patterns):
             return None
         return batch_deltas(self._keys, self._dense(patterns), epsilons, delta)
 
     def epsilons(self, patterns: np.ndarray, bounds: np.ndarray, delta: float) -> np.ndarray | None:
-        if not self._batches:
+        if not self._batches(patterns):
             return None
         return batch_epsilons(self._keys, self._dense(patterns), bounds, delta)
 
-    @property
-    def _batches(self) -> bool:
-        return self.n_types <= _MOST_BATCHED_TYPES and can_batch(self._keys)
+    def _batches(self, patterns: np.ndarray) -> bool:
+        few = len(patterns) * self.n_types <= _MOST_BATCHED_ENTRIES
+        return few and self.n_types <= _MOST_BATCHED_TYPES and can_batch(self._keys)
 
     def _dense(self, patterns: np.ndarray) -> np.ndarray:
         return _incidence(patterns, self.n_types).toarray()
