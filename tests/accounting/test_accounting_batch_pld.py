@@ -99,3 +99,11 @@ def test_every_person_of_a_table_has_the_figure_of_their_own_silos():
         parts = [part for part, there in zip(ALIKE, table[i], strict=True) if there]
         exact = acc.epsilon(acc.compose(parts), delta=1e-5) if parts else 0.0
         assert exact * (1 - 1e-6) <= result.epsilon[i] <= exact * (1 + 2e-3)
+
+
+def test_a_loss_without_spread_gives_no_bound_instead_of_nothing():
+    # Pure mechanisms at a tiny delta: the tilted loss sits on its largest value.
+    ledgers = [ledger(dp_accounting.LaplaceDpEvent(2.0), n) for n in (1, 2)]
+    values = batch_deltas(ledgers, np.eye(2), np.array([0.4]), 1e-300)
+    exact = [acc.delta(dp_accounting.LaplaceDpEvent(2.0), n, epsilon=0.4) for n in (1, 2)]
+    assert np.all(values[:, 0] >= np.array(exact) * (1 - 1e-5))

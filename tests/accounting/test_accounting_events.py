@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from tf_subjectdp import accounting as acc
+from tf_subjectdp.accounting.engine.binomial import binomial_window
 
 MAKERS = {
     "item": lambda s: acc.item_event(0.1, s),
@@ -290,3 +291,13 @@ def test_a_truncated_event_needs_items_and_room():
         acc.truncated_poisson_event(0.1, 0, 5, 1.0)
     with pytest.raises(ValueError, match="max_batch_size"):
         acc.truncated_poisson_event(0.1, 10, 0, 1.0)
+
+
+@pytest.mark.parametrize("n, p", [(5, 0.3), (1000, 0.02), (10**6, 1e-3), (10**9, 1e-9)])
+def test_the_binomial_window_is_the_law_and_misses_next_to_nothing(n, p):
+    first, law = binomial_window(n, p, 1e-40)
+    j = first + np.arange(len(law))
+    # SciPy's own law is off by its logarithms of factorials in many trials.
+    np.testing.assert_allclose(law, stats.binom.pmf(j, n, p), rtol=1e-6, atol=1e-30)
+    assert law.sum() == pytest.approx(1.0, abs=1e-12)
+    assert stats.binom.cdf(first - 1, n, p) + stats.binom.sf(j[-1], n, p) < 1e-30

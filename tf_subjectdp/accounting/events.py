@@ -26,6 +26,7 @@ import dp_accounting
 import numpy as np
 
 from tf_subjectdp.accounting import _checks
+from tf_subjectdp.accounting.engine.binomial import binomial_window
 
 # Binomial atoms whose joint probability is below this are moved to the largest sensitivity
 # (upwards, hence pessimistic), so that an event of k = 5,000 items holds some tens of numbers.
@@ -127,17 +128,9 @@ def _capped_binomial(k: int, q: float, cap: int) -> tuple[np.ndarray, np.ndarray
     """Values and probabilities of min(Binomial(k, q), cap); negligible tails are moved upwards."""
     if q in (0.0, 1.0):
         return np.array([cap if q else 0]), np.ones(1)
-    # A window that surely holds all but the negligible mass (Bernstein), so that k may be large.
-    reach = math.log(1.0 / _NEGLIGIBLE_MASS)
-    spread = math.sqrt(2.0 * k * q * (1.0 - q) * reach) + reach
-    low = max(0, math.floor(k * q - spread))
-    high = min(k, math.ceil(k * q + spread))
-    j = np.arange(low, high + 1, dtype=np.float64)
-    # By the ratios of neighbours: logarithms of factorials would cancel in a large k.
-    ratios = np.log((k - j[:-1]) / j[1:]) + (math.log(q) - math.log1p(-q))
-    log_pmf = np.concatenate(([0.0], np.cumsum(ratios)))
-    pmf = np.exp(log_pmf - log_pmf.max())
-    pmf /= pmf.sum()
+    low, pmf = binomial_window(k, q, _NEGLIGIBLE_MASS)
+    j = low + np.arange(len(pmf), dtype=np.float64)
+    high = low + len(pmf) - 1
     first = int(np.searchsorted(np.cumsum(pmf), _NEGLIGIBLE_MASS))
     upper = np.cumsum(pmf[::-1])[::-1]
     last = int(np.searchsorted(-upper, -_NEGLIGIBLE_MASS, side="right"))

@@ -21,7 +21,8 @@ from dp_accounting import NeighboringRelation, dp_event
 from scipy import stats
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting.engine import foreign
+from tf_subjectdp.accounting.engine import foreign, foreign_events
+from tf_subjectdp.accounting.engine.foreign_events import NotPrivate, move_of, noise_of
 from tf_subjectdp.accounting.engine.mechanisms import (
     Atoms,
     FixedSize,
@@ -31,7 +32,6 @@ from tf_subjectdp.accounting.engine.mechanisms import (
     Mixture,
     ReplaceOne,
     Revealed,
-    ZeroConcentrated,
     make_mixture,
     make_revealed,
 )
@@ -48,10 +48,6 @@ _REPLACE = NeighboringRelation.REPLACE_ONE
 
 class UnknownEventError(ValueError):
     """The event is of a kind that this accountant does not know."""
-
-
-class NotPrivate(Exception):
-    """Raised by an event without noise; whoever walks over events turns it into infinity."""
 
 
 def canonical(event: dp_accounting.DpEvent, relation: NeighboringRelation) -> Mechanism | None:
@@ -79,21 +75,6 @@ def canonical(event: dp_accounting.DpEvent, relation: NeighboringRelation) -> Me
     )
 
 
-def _noise(event: Any, value: Any) -> float:
-    """Noise multiplier of `event`; infinite noise is allowed (nothing is released)."""
-    if value == _INF:
-        return _INF
-    number = _checks.noise(f"noise of {type(event).__name__}", value)
-    if number == 0.0:
-        raise NotPrivate
-    return number
-
-
-def _move(relation: NeighboringRelation) -> float:
-    """How far neighbouring data can move a sum, in units of C."""
-    return 2.0 if relation is _REPLACE else 1.0
-
-
 def _effective_gaussian(event: Any) -> float | None:
     """1/sigma^2 of Gaussians that all see the same batch, hence are one; None if others are in."""
     if isinstance(event, dp_accounting.NoOpDpEvent):
@@ -101,7 +82,7 @@ def _effective_gaussian(event: Any) -> float | None:
     if isinstance(event, dp_accounting.NonPrivateDpEvent):
         raise NotPrivate
     if isinstance(event, dp_accounting.GaussianDpEvent):
-        return _noise(event, event.noise_multiplier) ** -2
+        return noise_of(event, event.noise_multiplier) ** -2
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         count = _checks.integer("count", event.count, 0)
         if count == 0:
@@ -115,8 +96,8 @@ def _effective_gaussian(event: Any) -> float | None:
 
 
 def _gaussian(event: dp_accounting.GaussianDpEvent, relation: NeighboringRelation):
-    sigma = _noise(event, event.noise_multiplier)
-    return None if sigma == _INF else Gaussian(_move(relation) / sigma)
+    sigma = noise_of(event, event.noise_multiplier)
+    return None if sigma == _INF else Gaussian(move_of(relation) / sigma)
 
 
 def _poisson(event: dp_accounting.PoissonSampledDpEvent, relation: NeighboringRelation):
@@ -190,17 +171,17 @@ def _sampled(mechanism: Mechanism, rate: float, relation: NeighboringRelation) -
             return make_mixture((0.0, *mechanism.locations), (1.0 - rate, *weights))
         if isinstance(mechanism, Atoms):
             return foreign.sampled(mechanism, rate)
-    # Joint convexity: neighbouring samples differ with probability `rate` only. Whether they do is
-    # taken as known, which is a bound without amplification.
     if isinstance(mechanism, ReplaceOne):
         return ReplaceOne(rate * mechanism.probability, mechanism.mu)
+    # Joint convexity: neighbouring samples differ with probability `rate` only. Whether they do is
+    # taken as known, which is a bound without amplification.
     if isinstance(mechanism, Revealed):
         return make_revealed(mechanism.mus, [rate * w for w in mechanism.probabilities])
     return Known(((rate, mechanism),))
 
 
 def _mixture(event: dp_event.MixtureOfGaussiansDpEvent, relation: NeighboringRelation):
-    sigma = _noise(event, event.standard_deviation)
+    sigma = noise_of(event, event.standard_deviation)
     sens = [_checks.sensitivity("sensitivities", c) for c in event.sensitivities]
     probs = [_checks.probability("sampling_probs", w) for w in event.sampling_probs]
     if len(sens) != len(probs) or not sens:
@@ -225,21 +206,21 @@ def _mixture(event: dp_event.MixtureOfGaussiansDpEvent, relation: NeighboringRel
 
 def _replace_one(event: PoissonReplaceOneDpEvent, relation: NeighboringRelation):
     p = _checks.probability("sampling_probability", event.sampling_probability)
-    sigma = _noise(event, event.noise_multiplier)
+    sigma = noise_of(event, event.noise_multiplier)
     if p == 0.0 or sigma == _INF:
         return None
     return _sampled_gaussian(p, 1.0 / sigma, _REPLACE)
 
 
 def _revealed(event: RevealedSensitivityDpEvent, relation: NeighboringRelation):
-    sigma = _noise(event, event.noise_multiplier)
+    sigma = noise_of(event, event.noise_multiplier)
     if sigma == _INF:
         return None
     return make_revealed([c / sigma for c in event.sensitivities], list(event.probabilities))
 
 
 def _fixed_size(event: FixedSizeReplaceOneDpEvent, relation: NeighboringRelation):
-    sigma = _noise(event, event.noise_multiplier)
+    sigma = noise_of(event, event.noise_multiplier)
     return _without_replacement(
         event.population, event.batch_size, 0.0 if sigma == _INF else 1.0 / sigma
     )
@@ -278,7 +259,7 @@ def _truncated(event: dp_event.TruncatedSubsampledGaussianDpEvent, relation: Nei
     size = _checks.integer("dataset_size", event.dataset_size, 0)
     batch = _checks.integer("truncated_batch_size", event.truncated_batch_size, 0)
     rate = _checks.probability("sampling_probability", event.sampling_probability)
-    sigma = _noise(event, event.noise_multiplier)
+    sigma = noise_of(event, event.noise_multiplier)
     if size == 0 or batch == 0 or rate == 0.0 or sigma == _INF:
         return None
     plain = _sampled_gaussian(rate, 1.0 / sigma, relation)
@@ -289,56 +270,6 @@ def _truncated(event: dp_event.TruncatedSubsampledGaussianDpEvent, relation: Nei
     displaced = _sampled_gaussian(min(1.0, kept), 2.0 / sigma, _REPLACE)
     parts = [(1.0 - full, plain), (full, displaced)]
     return Known(tuple((weight, part) for weight, part in parts if weight > 0.0))
-
-
-def _laplace(event: dp_accounting.LaplaceDpEvent, relation: NeighboringRelation):
-    sigma = _noise(event, event.noise_multiplier)
-    return None if sigma == _INF else foreign.laplace(sigma / _move(relation))
-
-
-def _discrete_laplace(event: dp_event.DiscreteLaplaceDpEvent, relation: NeighboringRelation):
-    if event.noise_parameter == 0:
-        raise NotPrivate
-    parameter = _checks.noise("noise_parameter", event.noise_parameter)
-    sensitivity = _checks.integer("sensitivity", event.sensitivity, 0)
-    return foreign.discrete_laplace(parameter, int(_move(relation)) * sensitivity)
-
-
-def _randomized_response(event: dp_event.RandomizedResponseDpEvent, relation: NeighboringRelation):
-    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        raise ValueError(
-            "RandomizedResponseDpEvent has no meaning when a record is added or removed; make the "
-            "accountant with NeighboringRelation.REPLACE_ONE or REPLACE_SPECIAL."
-        )
-    parameter = _checks.probability("noise_parameter", event.noise_parameter)
-    buckets = _checks.integer("num_buckets", event.num_buckets, 1)
-    if buckets == 1:
-        return None
-    if parameter == 0.0:
-        raise NotPrivate
-    return foreign.randomized_response(parameter, buckets)
-
-
-def _tree(event: dp_accounting.SingleEpochTreeAggregationDpEvent, relation: NeighboringRelation):
-    if relation is not NeighboringRelation.REPLACE_SPECIAL:
-        raise ValueError(
-            "SingleEpochTreeAggregationDpEvent is proven for a record set to zero only; make the "
-            "accountant with NeighboringRelation.REPLACE_SPECIAL."
-        )
-    sigma = _noise(event, event.noise_multiplier)
-    counts = event.step_counts
-    counts = [counts] if isinstance(counts, int) else list(counts)
-    longest = max((_checks.integer("step_counts", count, 0) for count in counts), default=0)
-    if longest == 0:
-        raise ValueError(f"step_counts must hold a positive number, got {event.step_counts!r}.")
-    # A record is in one finished node of each level: as many Gaussians as the number has bits.
-    return None if sigma == _INF else Gaussian(math.sqrt(longest.bit_length()) / sigma)
-
-
-def _zcdp(event: dp_event.ZCDpEvent, relation: NeighboringRelation):
-    rho = _checks.sensitivity("rho", event.rho)
-    xi = _checks.sensitivity("xi", event.xi)
-    return ZeroConcentrated(rho, xi) if rho or xi else None
 
 
 def _nothing(event: dp_accounting.NoOpDpEvent, relation: NeighboringRelation):
@@ -357,11 +288,11 @@ _CONVERTERS: tuple[tuple[type, Callable[[Any, NeighboringRelation], Mechanism | 
     (dp_event.MixtureOfGaussiansDpEvent, _mixture),
     (dp_accounting.SampledWithoutReplacementDpEvent, _sampled_without_replacement),
     (dp_event.TruncatedSubsampledGaussianDpEvent, _truncated),
-    (dp_accounting.LaplaceDpEvent, _laplace),
-    (dp_event.DiscreteLaplaceDpEvent, _discrete_laplace),
-    (dp_event.RandomizedResponseDpEvent, _randomized_response),
-    (dp_accounting.SingleEpochTreeAggregationDpEvent, _tree),
-    (dp_event.ZCDpEvent, _zcdp),
+    (dp_accounting.LaplaceDpEvent, foreign_events.laplace),
+    (dp_event.DiscreteLaplaceDpEvent, foreign_events.discrete_laplace),
+    (dp_event.RandomizedResponseDpEvent, foreign_events.randomized_response),
+    (dp_accounting.SingleEpochTreeAggregationDpEvent, foreign_events.tree),
+    (dp_event.ZCDpEvent, foreign_events.zcdp),
     (PoissonReplaceOneDpEvent, _replace_one),
     (RevealedSensitivityDpEvent, _revealed),
     (FixedSizeReplaceOneDpEvent, _fixed_size),

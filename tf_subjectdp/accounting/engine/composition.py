@@ -12,9 +12,9 @@ from scipy import fft, signal
 
 from tf_subjectdp.accounting.engine.discretise import LossPmf
 
-# Fourier coefficients of a modulus below exp of this are taken as 0: with a hundred million of them
-# the error of a mass is below 1e-25.
-_NEGLIGIBLE_LOG = -75.0
+#: Fourier coefficients of a modulus below exp of this are taken as 0: with a hundred million of
+#: them the error of a mass is below 1e-25.
+NEGLIGIBLE_LOG = -75.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +147,22 @@ class SingleRelease:
         return float(np.exp(self.log_mass[above] + epsilon - self.losses[above]).sum()) / delta
 
 
+def log_power(base: np.ndarray, count: int) -> np.ndarray:
+    """log |base ** count|; -infinity where the base is 0."""
+    with np.errstate(divide="ignore"):
+        return count * 0.5 * np.log(base.real**2 + base.imag**2)
+
+
+def phase_of_power(base: np.ndarray, count: int) -> np.ndarray:
+    """The phase of base ** count, in radians, of any size."""
+    return count * np.arctan2(base.imag, base.real)
+
+
+def polar(log_modulus: np.ndarray, phase: np.ndarray) -> np.ndarray:
+    """The complex numbers of these moduli and phases."""
+    return np.exp(log_modulus) * (np.cos(phase) + 1j * np.sin(phase))
+
+
 class Spectrum:
     """The Fourier transform of a composition on `size` points, kept where it is not negligible.
 
@@ -171,12 +187,9 @@ class Spectrum:
                 base = masses.at_frequencies(frequency, self._size)
             else:
                 base = fft.rfft(masses.wrapped(self._size))[frequency]
-        with np.errstate(divide="ignore"):
-            log_modulus = count * 0.5 * np.log(base.real**2 + base.imag**2)
-        keep = np.flatnonzero(log_modulus > _NEGLIGIBLE_LOG)
-        base = base[keep]
-        phase = count * np.arctan2(base.imag, base.real)
-        power = np.exp(log_modulus[keep]) * (np.cos(phase) + 1j * np.sin(phase))
+        log_modulus = log_power(base, count)
+        keep = np.flatnonzero(log_modulus > NEGLIGIBLE_LOG)
+        power = polar(log_modulus[keep], phase_of_power(base[keep], count))
         self._value = power if self._frequency is None else self._value[keep] * power
         self._frequency = frequency[keep]
 

@@ -17,16 +17,20 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import fft
 
-from tf_subjectdp.accounting.engine.composition import tilt_masses
+from tf_subjectdp.accounting.engine.composition import (
+    NEGLIGIBLE_LOG,
+    log_power,
+    phase_of_power,
+    tilt_masses,
+)
 from tf_subjectdp.accounting.engine.cumulants import Cumulants, Direction
+from tf_subjectdp.accounting.engine.direction import WRAPPED_MASS
 from tf_subjectdp.accounting.engine.discretise import discretise
 from tf_subjectdp.accounting.engine.ledger import Ledger
 
 #: Relative error in epsilon that the discretisation aims at.
 TARGET_ERROR = 1e-4
-_WRAPPED_MASS = 1e-14
 _MOST_POINTS = 1 << 21
-_NEGLIGIBLE_LOG = -75.0
 _BLOCK = 64
 _ROWS = 4096
 _GRID_POINTS = 120
@@ -85,6 +89,8 @@ class _Side:
 
     def deltas(self, counts: np.ndarray, epsilons: np.ndarray, delta: float) -> np.ndarray:
         grid = self._grid(counts, epsilons, delta)
+        if grid is None:
+            return np.ones((len(counts), len(epsilons)))
         log_modulus, phase, log_moment, log_finite = self._transforms(grid, counts)
         frequency = self._frequencies(log_modulus, counts)
         weight = np.where((frequency == 0) | (2 * frequency == grid.size), 1.0, 2.0) / grid.size
@@ -100,19 +106,23 @@ class _Side:
             # Re(spectrum * conj(payoff)), in real arithmetic: two products instead of four.
             total = (modulus * np.cos(angle)) @ payoff.real.T
             total -= (modulus * np.sin(angle)) @ payoff.imag.T
-            moduli = modulus @ weight + 1.0 / grid.size + math.exp(_NEGLIGIBLE_LOG)
+            moduli = modulus @ weight + 1.0 / grid.size + math.exp(NEGLIGIBLE_LOG)
             steps = rows @ self._steps
-            rounding = 4.0 * _EPS * (steps + math.log2(grid.size)) * moduli
+            # The payoff's two series cancel by a factor of up to 1 + theta.
+            rounding = 4.0 * _EPS * (steps + math.log2(grid.size) + 1.0 + grid.theta) * moduli
             total = np.maximum(total, 0.0) + rounding[:, None] * payoff_sum
             moment = rows @ log_moment
             exponent = moment[:, None] - grid.theta * epsilons + np.log(total)
-            wrapped = math.log(2.0 * _WRAPPED_MASS) + moment - grid.theta * top
+            wrapped = math.log(2.0 * WRAPPED_MASS) + moment - grid.theta * top
             extra = -np.expm1(rows @ log_finite) + np.exp(np.minimum(wrapped, 0.0))
             result[start : start + _ROWS] = np.exp(np.minimum(exponent, 0.0)) + extra[:, None]
         return result
 
-    def _grid(self, counts: np.ndarray, epsilons: np.ndarray, delta: float) -> _Grid:
-        """A tilt for the row that costs most, a window for all rows, an interval for the finest."""
+    def _grid(self, counts: np.ndarray, epsilons: np.ndarray, delta: float) -> _Grid | None:
+        """A tilt for the row that costs most, a window for all rows, an interval for the finest.
+
+        None where the tilted loss has no spread, so that no grid makes sense.
+        """
         table = np.array([one(_THETAS) for one in self._cumulants])
         log_delta = math.log(delta)
         converted = (counts @ table - log_delta - np.log1p(_THETAS)) / _THETAS - np.log1p(
@@ -122,11 +132,13 @@ class _Side:
         theta = float(_THETAS[int(np.argmin(converted[dearest]))])
         moments = np.array([one.mean_and_deviation(theta) for one in self._cumulants])
         variance = float(counts[dearest] @ moments[:, 1] ** 2)
+        if not 0.0 < variance < math.inf:
+            return None
         s = np.geomspace(1e-3, 40.0, 36) / math.sqrt(variance)
         base = np.array([one(np.array([theta]))[0] for one in self._cumulants])[:, None]
         above = np.array([one(theta + s) for one in self._cumulants]) - base
         below = np.array([one(theta - s) for one in self._cumulants]) - base
-        need = -math.log(_WRAPPED_MASS)
+        need = -math.log(WRAPPED_MASS)
         high = float(((counts @ above + need) / s).min(axis=1).max())
         low = float((-(counts @ below + need) / s).max(axis=1).min())
         low, high = min(low, float(epsilons[0])), max(high, float(epsilons[-1]))
@@ -151,9 +163,8 @@ class _Side:
                 pmf = discretise(branches, grid.interval)
                 tilted, moment, centre = tilt_masses(pmf, grid.theta)
                 base = fft.rfft(tilted.wrapped(grid.size))
-                with np.errstate(divide="ignore"):
-                    log_modulus[i] += count * 0.5 * np.log(base.real**2 + base.imag**2)
-                phase[i] += count * np.arctan2(base.imag, base.real)
+                log_modulus[i] += log_power(base, count)
+                phase[i] += phase_of_power(base, count)
                 log_moment[i] += count * moment
                 shift += count * centre
                 log_finite[i] += count * math.log1p(-pmf.infinite)
@@ -170,7 +181,7 @@ class _Side:
         best = np.full(len(starts), -math.inf)
         for start in range(0, len(counts), _ROWS):
             best = np.maximum(best, (counts[start : start + _ROWS] @ largest).max(axis=0))
-        kept = np.repeat(best > _NEGLIGIBLE_LOG, _BLOCK)[:half]
+        kept = np.repeat(best > NEGLIGIBLE_LOG, _BLOCK)[:half]
         return np.flatnonzero(kept)
 
 

@@ -44,7 +44,7 @@ class WorstCase:
       silos: indices of the silos of a subject that costs this much; empty if `exact` is False and
         the value belongs to no subject in particular.
       exact: whether `value` is the engine's figure of `silos` and no other choice is worse (of many
-        choices: within 5e-4, relative).
+        choices: within 5e-4 of epsilon, or about a per cent of delta).
       choices: how many choices of silos were compared; 0 if there were too many to list.
     """
 

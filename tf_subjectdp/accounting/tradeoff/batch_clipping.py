@@ -25,6 +25,7 @@ import math
 import numpy as np
 
 from tf_subjectdp.accounting import _checks
+from tf_subjectdp.accounting.engine.binomial import binomial_window
 from tf_subjectdp.accounting.tradeoff import occupancy
 from tf_subjectdp.accounting.tradeoff.curves import Subsampled, TradeOff
 from tf_subjectdp.accounting.tradeoff.gaussians import GaussianCurve, RevealedGaussians
@@ -34,7 +35,6 @@ ADVERSARY_A0 = "A0: sees every noised update and both candidate data sets, not t
 ADVERSARY_A1 = "A1: as A0, and knows in which batch and part every differing item was"
 SAMPLINGS = ("shuffling", "subsampling", "poisson")
 _NEGLIGIBLE = 1e-40
-_LARGEST_LAW = 2_000_000
 # Tail of q_E that the bounds of Definitions 5.3 and 5.4 give up, unless told.
 _BOUND_TAIL = 1e-9
 
@@ -160,22 +160,8 @@ def hit_law(scheme: BatchScheme, *, epochs: int, group: int = 1) -> HitLaw:
 def _binomial(steps: int, hit: float) -> tuple[np.ndarray, int, float]:
     if hit == 1.0:
         return np.ones(1), steps, 0.0
-    # Bernstein: less than the negligible mass lies outside of this window, on either side.
-    reach = -math.log(_NEGLIGIBLE)
-    spread = math.sqrt(2.0 * steps * hit * (1.0 - hit) * reach) + reach
-    low = max(0, math.floor(steps * hit - spread))
-    high = min(steps, math.ceil(steps * hit + spread))
-    if high - low > _LARGEST_LAW:
-        raise ValueError(
-            f"the law of {steps} rounds has {high - low} values, more than {_LARGEST_LAW}; use "
-            f"fewer epochs, or closed_form_curve under shuffling."
-        )
-    j = np.arange(low, high + 1, dtype=np.float64)
-    # By the ratios of neighbours: logarithms of factorials would cancel in so many rounds.
-    ratios = np.log((steps - j[:-1]) / j[1:]) + (math.log(hit) - math.log1p(-hit))
-    log_law = np.concatenate(([0.0], np.cumsum(ratios)))
-    law = np.exp(log_law - log_law.max())
-    law /= law.sum()
+    low, law = binomial_window(steps, hit, _NEGLIGIBLE)
+    high = low + len(law) - 1
     return occupancy.trim(law, low, _NEGLIGIBLE if high < steps else 0.0)
 
 

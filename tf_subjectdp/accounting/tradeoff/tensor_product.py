@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import fft
 
+from tf_subjectdp.accounting.engine.composition import log_power, phase_of_power, polar
 from tf_subjectdp.accounting.tradeoff.curves import TradeOff
 from tf_subjectdp.accounting.tradeoff.polyline import PiecewiseLinear
 
@@ -128,14 +129,6 @@ def _tail(curves: Sequence[tuple[PiecewiseLinear, int]], *, under_p: bool) -> fl
     return min(bound, furthest)
 
 
-def _multiply_power(spectrum: np.ndarray, base: np.ndarray, count: int) -> None:
-    """spectrum *= base ** count, in place; every frequency is kept, for the rounding's bound."""
-    with np.errstate(divide="ignore"):
-        log_modulus = 0.5 * np.log(base.real**2 + base.imag**2)
-    phase = count * np.arctan2(base.imag, base.real)
-    spectrum *= np.exp(count * log_modulus) * (np.cos(phase) + 1j * np.sin(phase))
-
-
 def _product(
     curves: Sequence[tuple[PiecewiseLinear, int]], interval: float, first: int, size: int
 ) -> PiecewiseLinear:
@@ -148,7 +141,9 @@ def _product(
         steps += count
         for spectrum, mass in zip(spectra, (curve.p_masses, curve.q_masses), strict=True):
             placed = np.bincount((index - centre) % size, weights=mass, minlength=size)
-            _multiply_power(spectrum, fft.rfft(placed), count)
+            base = fft.rfft(placed)
+            # Every frequency is kept, for the bound on the rounding.
+            spectrum *= polar(log_power(base, count), phase_of_power(base, count))
             norm += count * float(np.sqrt(np.sum(placed**2)))
     shift = first - offset
     p, q = (np.maximum(np.roll(fft.irfft(s, size), -shift), 0.0) for s in spectra)
