@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tf_subjectdp.algorithms import HiGradAvg, add_gaussian_noise
-from tf_subjectdp.clipping import clipped_sum
+from tf_subjectdp.algorithms import HiGradAvg, add_gaussian_noise, noise, normals
+from tf_subjectdp.clipping import clipped_sum, fresh_seed
 
 FALSE_ALARM = 1e-6
 STDDEV = 3.25
@@ -116,15 +116,65 @@ def operations(graph):
             yield node.op, node
 
 
-def test_noise_is_drawn_in_float64_by_a_counter_based_generator_so_its_tail_is_whole():
-    # Box-Muller from 32 bits ends at sqrt(2 * 32 * ln 2) = 6.7, from float32's 23 bits at 5.7.
-    graph = noise_step.get_concrete_function(3).graph
-    drawn = [node for kind, node in operations(graph) if "RandomNormal" in kind]
-    assert len(drawn) == 1
-    assert drawn[0].attr["dtype"].type == tf.float64.as_datatype_enum
-    assert drawn[0].op.startswith("Stateless")
-    stateful = [kind for kind, _ in operations(graph) if kind.startswith(("Random", "Stateful"))]
+def test_noise_is_one_draw_of_a_counter_based_generator_for_all_tensors():
+    @tf.function
+    def step():
+        return add_gaussian_noise([tf.zeros([3]), tf.zeros([70_000]), tf.zeros([2, 2])], 1.0)
+
+    kinds = [kind for kind, _ in operations(step.get_concrete_function().graph)]
+    assert kinds.count("StatelessRandomUniformFullIntV2") == 1
+    assert kinds.count("NonDeterministicInts") == 1
+    stateful = [kind for kind in kinds if kind.startswith(("Random", "Stateful"))]
     assert stateful == []
+
+
+def test_the_draw_gets_the_whole_fresh_seed_and_no_number_serves_two_entries(monkeypatch):
+    seed = tf.constant([1 << 62, -5], tf.int64)
+    monkeypatch.setattr(noise, "fresh_seed", lambda: seed)
+    monkeypatch.setattr(normals, "_BLOCK", 64)  # so that tensors lie across blocks too
+    shapes = [[3], [130], [], [0], [5, 7], [16], [64]]
+    found = add_gaussian_noise([tf.zeros(shape) for shape in shapes], 1.0)
+    flat = np.concatenate([t.numpy().ravel() for t in found])
+    assert len(np.unique(flat)) == flat.size == 249
+    assert np.isin(flat, normals.normals(seed, 304)).all()
+
+
+def test_tensors_of_unknown_shape_get_noise_of_their_own():
+    @tf.function(input_signature=[tf.TensorSpec([None, 3]), tf.TensorSpec(None)])
+    def step(first, second):
+        return add_gaussian_noise([first, second, first], 1.0)
+
+    found = step(tf.zeros([500, 3]), tf.zeros([0, 4]))
+    assert [t.shape for t in found] == [[500, 3], [0, 4], [500, 3]]
+    flat = np.concatenate([t.numpy().ravel() for t in found])
+    assert len(np.unique(flat)) == 3000
+    assert stats.kstest(flat, "norm").pvalue > FALSE_ALARM
+
+
+def test_the_divisor_divides_the_sum_and_the_noise(monkeypatch):
+    monkeypatch.setattr(noise, "fresh_seed", lambda: tf.constant([3, 4], tf.int64))
+    sums = [tf.fill([20_000], 100.0), tf.constant(-7.0)]
+    for divided, plain in zip(
+        add_gaussian_noise(sums, 2.0, divisor=256.0), add_gaussian_noise(sums, 2.0), strict=True
+    ):
+        np.testing.assert_array_equal(divided, plain / 256.0)
+
+
+@pytest.mark.parametrize("stddev", [1e-10, 1e30])
+@pytest.mark.parametrize("size", [2000, 20_000])
+def test_very_small_and_very_large_noise_has_its_size(stddev, size):
+    noised = add_gaussian_noise([tf.zeros([size])], stddev)[0].numpy().astype(np.float64)
+    assert stats.kstest(noised / stddev, "norm").pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("stddev", [-1.0, np.nan, np.inf, 1e-40, 1e38])
+def test_a_standard_deviation_that_float32_noise_cannot_have_is_refused(stddev):
+    with pytest.raises(ValueError, match="stddev=.*must be 0 or between"):
+        add_gaussian_noise([tf.zeros([2])], stddev)
+
+
+def test_no_tensors_need_no_noise():
+    assert add_gaussian_noise([], 1.0) == []
 
 
 def test_noise_covers_every_weight_the_untouched_rows_of_an_embedding_too():
@@ -158,12 +208,11 @@ def test_no_key_is_cut_to_32_bits():
     @tf.function
     def draws():
         def body(i, out):
-            first, second = add_gaussian_noise([tf.zeros([2]), tf.zeros([1])], 1.0)
-            return i + 1, out.write(i, tf.concat([first, second], 0))
+            return i + 1, out.write(i, normals.words(fresh_seed(), 1)[:, 0])
 
-        out = tf.TensorArray(tf.float32, 1 << 17)
+        out = tf.TensorArray(tf.int32, 1 << 17)
         return tf.while_loop(lambda i, _: i < 1 << 17, body, (0, out))[1].stack()
 
     found = draws().numpy()
-    # Chance of a repeat of three float32 numbers: below 1e-6 (64 bits of entropy, 2^34 pairs).
+    # Chance of a repeat of three words: below 1e-18 (96 bits, 2^33 pairs).
     assert len(np.unique(found, axis=0)) == len(found)

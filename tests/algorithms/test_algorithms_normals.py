@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The normal sampler against a float64 oracle, its words against Philox as published, and its law.
+
+Seeds are fixed, so nothing here is random. As tests of a fresh seed, the statistical ones would raise
+a false alarm with probability 1e-6 or less each.
+"""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tf_subjectdp.algorithms import normals as module
+from tf_subjectdp.algorithms.normals import normals, transform, words
+
+FALSE_ALARM = 1e-6
+SEED = np.array([0x0123456789ABCDEF, -0x7EDCBA9876543211], np.int64)
+ONE = tf.constant(1.0)
+LEAST, MOST = -(2**31), 2**31 - 1
+WAYS = {
+    "eager": transform,
+    "graph": tf.function(transform),
+    "compiled": tf.function(transform, jit_compile=True),
+}
+
+
+def oracle(given):
+    """Box-Muller of the same words in float64; float64 keeps 52 bits of u on either side."""
+    high, low, turn = np.asarray(given, np.int64)
+    v = ((high & 0x7FFFFFFF) * 2.0**32 + (low & 0xFFFFFFFF) + 0.5) * 2.0**-64
+    radius = np.sqrt(-2 * np.where(high < 0, np.log1p(-v), np.log(v)))
+    angle = ((turn >> 2) + 0.5) * (np.pi / 2 * 2.0**-30) + (turn & 3) * (np.pi / 2)
+    return radius * np.array([np.sin(angle), np.cos(angle)])
+
+
+def philox(counters, key):
+    """Philox-4x32-10 of [n, 4] counter words and two key words, after the paper of Salmon et al."""
+    c = [counters[:, i].astype(np.uint64) for i in range(4)]
+    low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
+    for round_ in range(10):
+        first = c[0] * np.uint64(0xD2511F53)
+        second = c[2] * np.uint64(0xCD9E8D57)
+        k = [
+            np.uint64((key[0] + round_ * 0x9E3779B9) & 0xFFFFFFFF),
+            np.uint64((key[1] + round_ * 0xBB67AE85) & 0xFFFFFFFF),
+        ]
+        c = [
+            (second >> shift) ^ c[1] ^ k[0],
+            second & low,
+            (first >> shift) ^ c[3] ^ k[1],
+            first & low,
+        ]
+    return np.stack(c, 1).astype(np.uint32)
+
+
+EXTREMES = [0, 1, -1, 2, 3, -2, LEAST, LEAST + 1, MOST, MOST - 1, 0xFFFF, 0x10000, -0x10000, 5, -77]
+
+
+def some_words():
+    grid = np.array(np.meshgrid(EXTREMES, EXTREMES, EXTREMES)).reshape(3, -1)
+    drawn = np.random.default_rng(0).integers(LEAST, MOST, (3, 100_000), endpoint=True)
+    # u near 0 and near 1, at every scale.
+    small = drawn[0, :4000] & ((1 << (np.arange(4000) % 32)) - 1)
+    edge = np.stack([np.concatenate([small, small | LEAST]), drawn[1, :8000], drawn[2, :8000]])
+    return np.concatenate([grid, drawn, edge], 1).astype(np.int32)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_transform_agrees_with_float64_to_1e_6_relative_on_all_words(way):
+    given = some_words()
+    found = WAYS[way](tf.constant(given), ONE).numpy()
+    assert found.dtype == np.float32 and np.isfinite(found).all() and (found != 0).all()
+    np.testing.assert_allclose(found, oracle(given), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_tail_reaches_9_4_and_both_ends_of_u_keep_their_precision(way):
+    # The least u, then the largest, at an angle of nearly nothing: (sin, cos) = (0+, 1).
+    given = np.array([[0, LEAST, 0, 1 << 9], [0, 0, 1 << 20, 0], [0, 0, 0, 0]], np.int32)
+    radius = WAYS[way](tf.constant(given), ONE).numpy()[1].astype(float)
+    u = np.array([2.0**-65, 1.0, (2.0**20 + 0.5) * 2.0**-64, 2.0**-23])
+    u_left = 2.0**-65  # 1 - u of the second
+    wanted = np.sqrt(2 * np.array([-np.log(u[0]), u_left, -np.log(u[2]), -np.log(u[3])]))
+    np.testing.assert_allclose(radius, wanted, rtol=1e-6)
+    assert radius[0] > 9.4
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("zeros", [1, 12, 24, 31])
+def test_the_radius_has_its_law_however_far_out_the_draws_are(way, zeros):
+    """u below 2^-(zeros + 1): the excess of r^2 / 2 is exponential. A KS test each."""
+    drawn = np.random.default_rng(1).integers(LEAST, MOST, (3, 20_000), endpoint=True)
+    drawn[0] &= (1 << (31 - zeros)) - 1
+    z = WAYS[way](tf.constant(drawn.astype(np.int32)), ONE).numpy().astype(float)
+    excess = (z**2).sum(0) / 2 - (zeros + 1) * np.log(2)
+    assert stats.kstest(excess, "expon").pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e-10, 1e10, 1e30])
+def test_a_scale_multiplies(scale):
+    given = tf.constant(some_words()[:, :5000])
+    found = WAYS["compiled"](given, tf.constant(scale)).numpy() / scale
+    np.testing.assert_allclose(found, transform(given, ONE), rtol=1e-6)
+
+
+def counters(first, number, upper):
+    place = first + np.arange(number, dtype=np.uint64)
+    upper = np.full(number, upper, np.uint64)
+    low, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
+    return np.stack([place & low, place >> shift, upper & low, upper >> shift], 1)
+
+
+def test_the_oracle_of_philox_gives_the_published_answers():
+    ones = np.full((1, 4), 0xFFFFFFFF)
+    assert philox(np.zeros((1, 4)), (0, 0)).tolist() == [
+        [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    ]
+    assert philox(ones, (0xFFFFFFFF, 0xFFFFFFFF)).tolist() == [
+        [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+    ]
+
+
+@pytest.mark.parametrize("block", [0, 1, 300])
+def test_the_words_are_philox_with_the_whole_seed_and_a_counter_of_their_own_place(block):
+    pairs = 1000
+    found = words(tf.constant(SEED), pairs, block).numpy().view(np.uint32)
+    key, upper = SEED.view(np.uint64).tolist()
+    wanted = philox(
+        counters(np.uint64(block * 2**24), 3 * pairs // 4, upper), (key & 0xFFFFFFFF, key >> 32)
+    )
+    assert found.shape == (3, pairs)
+    np.testing.assert_array_equal(found.ravel(), wanted.ravel())
+
+
+def test_a_whole_block_uses_fewer_counters_than_are_set_aside_for_it():
+    assert 3 * (module._BLOCK // 2) // 4 < module._COUNTERS
+
+
+def test_each_of_the_128_bits_of_a_seed_changes_the_draw():
+    bit = np.uint64(1) << np.arange(64, dtype=np.uint64)
+    flips = np.zeros((129, 2), np.uint64)
+    flips[:64, 0], flips[64:128, 1] = bit, bit
+    seeds = (flips ^ SEED.view(np.uint64)).view(np.int64)
+    drawn = np.stack([normals(tf.constant(seed), 4).numpy() for seed in seeds])
+    assert len(np.unique(drawn)) == drawn.size
+
+
+@pytest.fixture(scope="module")
+def many():
+    return normals(tf.constant(SEED), 10_000_000).numpy()
+
+
+def test_ten_million_draws_are_normal(many):
+    assert many.shape == (10_000_000,) and many.dtype == np.float32
+    z = np.sort(many).astype(float)
+    grid = np.arange(1, z.size + 1) / z.size
+    cdf = stats.norm.cdf(z)
+    distance = max((grid - cdf).max(), (cdf - grid).max() + 1 / z.size)
+    assert stats.kstwobign.sf(distance * z.size**0.5) > FALSE_ALARM
+    # Moments of a normal and the standard deviations of their means; 5.5 of these: 4e-8 each.
+    for power, mean, variance in [(1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96), (6, 15, 10_170)]:
+        assert abs(np.mean(z**power) - mean) < 5.5 * (variance / z.size) ** 0.5
+
+
+@pytest.mark.parametrize("beyond", [3.0, 4.0, 4.5, 5.0])
+def test_the_tails_have_their_mass_on_either_side(many, beyond):
+    for count in (np.sum(many > beyond), np.sum(many < -beyond)):
+        law = stats.binom(many.size, stats.norm.sf(beyond))
+        assert min(law.cdf(count), law.sf(count - 1)) > FALSE_ALARM / 4
+
+
+def test_members_of_a_pair_and_neighbours_are_independent(many):
+    """Correlations, also of squares and of absolute values; 5.7 standard errors: 1.2e-8 each."""
+    half = many.size // 2
+    for function in (lambda z: z, np.square, np.abs, np.sign):
+        y = function(many[: 2 * half].astype(np.float32)).astype(float)
+        y = (y - y.mean()) / y.std()
+        for lag in (1, 2, 3, 4, 8, half):
+            assert abs(np.mean(y[lag:] * y[:-lag])) < 5.7 / (y.size - lag) ** 0.5
+    # The angle of a pair: uniform over 64 sectors, and independent of the radius.
+    first, second = many[:half].astype(float), many[half:].astype(float)
+    sector = ((np.arctan2(first, second) / (2 * np.pi) + 0.5) * 64).astype(int) % 64
+    ring = np.minimum((np.exp(-(first**2 + second**2) / 2) * 8).astype(int), 7)
+    cells = np.bincount(sector * 8 + ring, minlength=512)
+    assert stats.chisquare(cells).pvalue > FALSE_ALARM
+
+
+def test_a_draw_depends_on_its_arguments_alone_in_every_context():
+    seed = tf.constant(SEED)
+    for count in (0, 1, 7, 8191, 50_001):
+        eager = normals(seed, count).numpy()
+        assert eager.shape == (count,) and eager.dtype == np.float32
+        graph = tf.function(lambda s, n=count: normals(s, n))(seed)
+        np.testing.assert_array_equal(eager, graph)
+        whole = tf.function(lambda s, n=count: normals(s, n), jit_compile=True)(seed)
+        np.testing.assert_allclose(eager, whole, rtol=1e-6)
+        if count:
+            unknown = tf.function(lambda s, n: normals(s, n))(seed, tf.constant(count))
+            np.testing.assert_allclose(eager, unknown, rtol=1e-6)
+
+
+def test_a_large_draw_is_made_in_blocks_one_after_the_other_that_share_nothing(monkeypatch):
+    monkeypatch.setattr(module, "_BLOCK", 64)
+    drawn = normals(tf.constant(SEED), 1001).numpy()
+    assert drawn.shape == (1001,) and len(np.unique(drawn)) == 1001
+    np.testing.assert_array_equal(drawn[64:128], _block(1, 32))
+
+    graph = tf.function(lambda s: normals(s, 1001)).get_concrete_function(tf.constant(SEED)).graph
+    kind = "StatelessRandomUniformFullIntV2"
+    draws = [op for op in graph.get_operations() if op.type == kind]
+    assert len(draws) == 16
+    assert [len(op.control_inputs) for op in draws] == [0] + [1] * 15
+
+
+def _block(number, pairs):
+    return module._plain(words(tf.constant(SEED), pairs, number), ONE).numpy().ravel()
+
+
+@pytest.mark.slow
+def test_more_than_a_block_of_16_million_is_drawn_whole():
+    drawn = normals(tf.constant(SEED), 2**24 + 50).numpy()
+    assert drawn.shape == (2**24 + 50,)
+    np.testing.assert_allclose(drawn[-50:], _block(1, 25), rtol=1e-6)
+    assert abs(drawn.std() - 1) < 5.5 / (2 * drawn.size) ** 0.5
+
+
+class Broken:
+    def __init__(self, result):
+        self.result = result
+
+    def __call__(self, *args):
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+@pytest.mark.parametrize(
+    "result", [tf.errors.UnimplementedError(None, None, "no XLA"), tf.zeros([2, 3])]
+)
+def test_without_a_working_xla_the_same_numbers_come_uncompiled_with_one_log_line(
+    monkeypatch, caplog, result
+):
+    wanted = normals(tf.constant(SEED), 20_000).numpy()
+    monkeypatch.setattr(module, "_compiled", Broken(result))
+    module._compiles.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, "tf_subjectdp"):
+            for _ in range(2):
+                np.testing.assert_allclose(normals(tf.constant(SEED), 20_000), wanted, rtol=1e-6)
+        assert len(caplog.records) == 1 and "uncompiled" in caplog.text
+    finally:
+        module._compiles.cache_clear()
+
+
+def test_a_version_1_graph_draws_the_same_numbers():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        found = session.run(normals(tf.constant(SEED), 10_000))
+    np.testing.assert_allclose(found, normals(tf.constant(SEED), 10_000), rtol=1e-6)
+
+
+def test_a_negative_count_is_refused():
+    with pytest.raises(ValueError, match="count=-1"):
+        normals(tf.constant(SEED), -1)
