@@ -40,6 +40,7 @@ _HOME = {
     ),
     "plans": ("Plan",),
     "planning": ("plan",),
+    "clipping": ("NoRule", "check_norm_rule", "register_norm_rule"),
     "keras": (
         "DPOptimizer",
         "EngineOptions",

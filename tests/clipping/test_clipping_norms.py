@@ -11,7 +11,7 @@ CLIP = 1.5
 
 
 def row_norms(*arrays):
-    return norms.row_norms(norms.as_float32([tf.constant(a) for a in arrays])).numpy()
+    return norms.row_norms(norms.as_float32([tf.constant(a) for a in arrays], arrays)).numpy()
 
 
 def test_norm_runs_over_all_variables_of_a_row():
@@ -64,7 +64,7 @@ def test_repeated_indices_of_a_sparse_gradient_are_summed():
     sparse = tf.IndexedSlices(
         tf.constant([[1.0, 0.0], [2.0, 5.0]]), tf.constant([1, 1]), tf.constant([3, 2])
     )
-    (dense,) = norms.as_float32([sparse])
+    (dense,) = norms.as_float32([sparse], [np.zeros([3, 2])])
     np.testing.assert_array_equal(dense.numpy(), [[0, 0], [3, 5], [0, 0]])
 
 

@@ -163,7 +163,7 @@ def test_a_mistake_in_the_model_surfaces_as_itself():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"strategy": "fast"}, "strategy='fast'.*'auto', 'vectorized', 'loop'"),
+        ({"strategy": "fast"}, "strategy='fast'.*'auto', 'norm_only', 'vectorized', 'loop'"),
         ({"memory_budget": 0}, "memory_budget=0 .*at least 1"),
         ({"memory_budget": 1.5}, "memory_budget=1.5"),
         ({"max_rows": -1}, "max_rows=-1"),

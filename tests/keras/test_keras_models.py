@@ -234,9 +234,33 @@ def test_an_embedding_and_lstm_train_as_row_by_row_and_say_how_in_one_line(box, 
     assert sum("clipping engine" in record.message for record in caplog.records) == 1
 
 
-def test_compile_refuses_xla(box, plan):
-    with pytest.raises(ValueError, match="jit_compile=True cannot compile"):
-        box.compiled(plan, jit_compile=True)
+def test_a_compiled_run_gives_the_same_weights(box):
+    plan = box.exact_plan()
+    weights = []
+    for options in ({"engine": "loop"}, {"engine": "auto", "jit_compile": True}):
+        net = box.net()
+        net.set_weights([np.full(w.shape, 0.3, np.float32) for w in net.get_weights()])
+        model = box.compiled(plan, net, **options)
+        model.fit(box.data(plan, pad=True), verbose=0)
+        weights.append(net.get_weights())
+    assert "compiled by XLA" in model.privacy_statement()
+    for ours, theirs in zip(*weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_cannot_be_compiled_says_why(box, plan):
+    layers = tf.keras.layers
+    net = tf.keras.Sequential(
+        [layers.Input([3]), layers.Lambda(lambda x: x - tf.reduce_mean(x, 0)), layers.Dense(1)]
+    )
+    model = box.compiled(plan, net, engine="auto", jit_compile=True)
+    with pytest.raises(ValueError, match="jit_compile=True was asked for, but"):
+        model.fit(box.data(plan), verbose=0)
+
+
+def test_the_fast_engine_is_the_default_and_the_statement_says_so(box, plan):
+    model = box.fitted(plan, engine="auto")
+    assert "Technical: clipping engine: norms of each item" in model.privacy_statement()
 
 
 def test_several_replicas_are_refused(box, plan):

@@ -9,6 +9,8 @@ from typing import Any
 
 _HOME = {
     "engine": ("ClippedSum", "EngineOptions", "choose_strategy", "clipped_sum"),
+    "norm_only": ("NoRule", "Record", "register_norm_rule"),
+    "norm_only.checking": ("RuleCheck", "check_norm_rule"),
     "partition": (
         "BatchPartition",
         "batch_mean_term",

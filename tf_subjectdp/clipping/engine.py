@@ -4,14 +4,15 @@
 Knows a function from rows to losses, the variables, a `BatchPartition` and a clip norm; imports
 the rest of `clipping`. It never sees subjects: which rows belong together is the algorithm's word.
 
-Two strategies give the same sum:
+Three strategies give the same sum:
 
+* "norm_only": norms from what each layer received and the gradients at what it put out, then one
+  weighted product a weight; item gradients are never formed. Serves models whose layers have a rule
+  (`norm_only.rules`) and which provably treat every row alone.
 * "vectorized": the gradients of a chunk of rows at a time by `tf.vectorized_map`; fast where
   TensorFlow can vectorise the model. The chunk follows from the number of parameters.
 * "loop": one ordinary backward pass a row (LINEAR) or a group (GROUPED), in a `tf.while_loop`; works
   for anything that has a gradient and holds one gradient at a time.
-
-A strategy that computes norms without item gradients is added by registering it in `STRATEGIES`.
 """
 
 import dataclasses
@@ -21,7 +22,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_subjectdp.clipping import loop, vectorized
+from tf_subjectdp.clipping import loop, norm_only, vectorized
+from tf_subjectdp.clipping.norm_only import compiled
 from tf_subjectdp.clipping.partition import BatchPartition
 
 _log = logging.getLogger("tf_subjectdp")
@@ -35,16 +37,20 @@ class EngineOptions:
     """How the sum is computed; nothing here changes what is computed or its guarantee.
 
     Attributes:
-      strategy: "auto", "vectorized" or "loop".
-      memory_budget: bytes that the item gradients of one chunk may take, about a third of what the
-        step needs beside the model.
+      strategy: "auto", "norm_only", "vectorized" or "loop".
+      memory_budget: bytes that one chunk's item gradients ("vectorized") or kept inputs and output
+        gradients ("norm_only") may take, about a third of what the step needs beside the model.
       max_rows: rows of one group that go through one backward pass of "loop", and the largest chunk
-        of "vectorized".
+        of the others.
+      jit_compile: whether "norm_only" is compiled by XLA, all rows in one program; for accelerators
+        and batches padded to a constant shape (`plan.dataset(..., pad=True)`): every new number of
+        rows is compiled anew.
     """
 
     strategy: str = "auto"
     memory_budget: int = 256 * 2**20
     max_rows: int = 1024
+    jit_compile: bool = False
 
     def __post_init__(self):
         if self.strategy not in ("auto", *STRATEGIES):
@@ -55,6 +61,14 @@ class EngineOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r} must be an integer of at least 1.")
+
+        if not isinstance(self.jit_compile, bool):
+            raise TypeError(f"jit_compile={self.jit_compile!r} must be True or False.")
+        if self.jit_compile and self.strategy not in ("auto", "norm_only"):
+            raise ValueError(
+                f"jit_compile=True compiles the strategy 'norm_only' alone, not {self.strategy!r}; "
+                "leave one of the two out."
+            )
 
     def chunk_rows(self, variables: Sequence[tf.Variable]) -> int:
         """How many item gradients of these variables fit into the budget, between 1 and `max_rows`."""
@@ -85,15 +99,27 @@ class ClippedSum(NamedTuple):
 
 
 class Strategy(NamedTuple):
-    """One way of computing a clipped sum; `name` is what the log and the statement say."""
+    """One way of computing a clipped sum.
 
-    name: str
+    Attributes:
+      what: what the log and the statement say; takes the unit, "item" or "group of items".
+      run: computes the sum.
+      needs_layers: whether `run` takes the model's layers.
+    """
+
+    what: str
     run: Callable[..., Any]
+    needs_layers: bool = False
 
 
 STRATEGIES = {
-    "vectorized": Strategy("vectorized", vectorized.clipped_sum),
-    "loop": Strategy("loop", loop.clipped_sum),
+    "norm_only": Strategy(
+        "norms of each {unit} from layer inputs and output gradients, without {unit} gradients",
+        norm_only.clipped_sum,
+        needs_layers=True,
+    ),
+    "vectorized": Strategy("per-item gradients by tf.vectorized_map", vectorized.clipped_sum),
+    "loop": Strategy("one backward pass for each {unit}", loop.clipped_sum),
 }
 
 
@@ -104,6 +130,7 @@ def choose_strategy(
     *,
     linear: bool,
     options: EngineOptions = EngineOptions(),
+    layers: Sequence[Any] = (),
 ) -> tuple[str, str]:
     """Decides how the step is computed, before it is traced, and says so in one log line.
 
@@ -112,22 +139,44 @@ def choose_strategy(
       variables: what is trained.
       row_spec: nest of `tf.TensorSpec` with an unknown leading dimension.
       linear: the kind of rule.
-      options: the user's choice; "auto" tries "vectorized" first.
+      options: the user's choice; "auto" tries "norm_only" first, then "vectorized".
+      layers: the Keras layers that `row_function` calls, nested ones included; without them
+        "norm_only" cannot be used.
 
     Returns:
       The strategy's name and the sentence that was logged.
 
     Raises:
-      ValueError: `row_function` does not give one loss a row, or "vectorized" was asked for and
-        TensorFlow cannot vectorise the model.
+      ValueError: `row_function` does not give one loss a row, or a strategy was asked for that does
+        not serve the model.
     """
     # A mistake in the model or the loss must surface as itself, not as "cannot be vectorised".
     _output_specs(row_function, row_spec)
     if options.strategy == "loop":
         return "loop", _say("loop", "asked for", linear)
+    note = ""
+    if options.strategy != "vectorized":
+        reason = norm_only.why_not(row_function, variables, row_spec, layers)
+        if not reason:
+            how = "every weight has a rule, and no row meets another"
+            how += "; compiled by XLA" if options.jit_compile else ""
+            return "norm_only", _say("norm_only", how, linear)
+        if options.strategy == "norm_only" or options.jit_compile:
+            asked = "jit_compile=True" if options.jit_compile else "strategy='norm_only'"
+            raise ValueError(
+                f"{asked} was asked for, but {reason}. Leave it out, or give the layer a rule with "
+                "register_norm_rule."
+            )
+        note = f"; not norm_only: {reason}"
+    name, detail = _general(row_function, variables, row_spec, linear, options)
+    return name, _say(name, detail + note, linear)
+
+
+def _general(row_function, variables, row_spec, linear, options) -> tuple[str, str]:
+    """Chooses between "vectorized" and "loop", and says why."""
     chunk = options.chunk_rows(variables)
     if options.strategy == "auto" and chunk == 1:
-        return "loop", _say("loop", "one item gradient fills the memory budget", linear)
+        return "loop", "one item gradient fills the memory budget"
     reason, sequential = vectorized.why_not(row_function, variables, row_spec, chunk)
     if reason:
         if options.strategy == "vectorized":
@@ -135,24 +184,19 @@ def choose_strategy(
                 f"strategy='vectorized' was asked for, but TensorFlow cannot vectorise this model: "
                 f"{reason}. Use strategy='auto' or 'loop'."
             )
-        return "loop", _say("loop", f"TensorFlow cannot vectorise this model ({reason})", linear)
+        return "loop", f"TensorFlow cannot vectorise this model ({reason})"
     if sequential and not linear and options.strategy == "auto":
         # One ordinary backward pass a group beats a sequential loop over its items.
-        why = f"TensorFlow runs {', '.join(sequential)} item by item"
-        return "loop", _say("loop", why, linear)
+        return "loop", f"TensorFlow runs {', '.join(sequential)} item by item"
     detail = f"chunks of up to {chunk} items"
     if sequential:
         detail += f"; TensorFlow runs {', '.join(sequential)} item by item inside a chunk"
-    return "vectorized", _say("vectorized", detail, linear)
+    return "vectorized", detail
 
 
 def _say(name: str, detail: str, linear: bool) -> str:
     unit = "item" if linear else "group of items"
-    what = {
-        "vectorized": "per-item gradients by tf.vectorized_map",
-        "loop": f"one backward pass for each {unit}",
-    }[name]
-    sentence = f"clipping engine: {what} ({detail})"
+    sentence = f"clipping engine: {STRATEGIES[name].what.format(unit=unit)} ({detail})"
     _log.info(sentence)
     return sentence
 
@@ -166,6 +210,7 @@ def clipped_sum(
     *,
     strategy: str,
     options: EngineOptions = EngineOptions(),
+    layers: Sequence[Any] = (),
 ) -> ClippedSum:
     """Computes sum_a group_scale[a] * clip(sum_{i in a} item_scale[i] * g_i, clip_norm).
 
@@ -177,6 +222,7 @@ def clipped_sum(
       clip_norm: the bound of a group's norm, positive.
       strategy: a name in `STRATEGIES`, as `choose_strategy` returned it.
       options: budget and chunk bounds.
+      layers: as in `choose_strategy`.
 
     Returns:
       The `ClippedSum`. A row whose gradient is not finite counts as zero and is counted.
@@ -184,6 +230,8 @@ def clipped_sum(
     Raises:
       ValueError: `row_function` does not give one loss a row.
     """
+    if options.jit_compile and strategy == "norm_only":
+        return _compiled_sum(row_function, variables, rows, partition, clip_norm, layers)
     group = partition.group
     taking_part = tf.cast(tf.where(group >= 0)[:, 0], tf.int32)
     if not partition.linear:
@@ -194,8 +242,7 @@ def clipped_sum(
     # the predictions' structure are the same as ever.
     empty = tf.cast(tf.equal(count, 0), tf.int32)
     index = tf.concat([taking_part, tf.zeros([empty], tf.int32)], 0)
-    rows = tf.nest.map_structure(lambda t: _pad_empty(t), rows)
-    group, item_scale, group_scale = (_pad_empty(t) for t in partition[:3])
+    rows, (group, item_scale, group_scale) = _padded_if_empty(rows, tuple(partition[:3]))
     ordered = BatchPartition(
         group=tf.gather(group, index),
         item_scale=tf.where(empty > 0, 0.0, tf.gather(item_scale, index)),
@@ -204,13 +251,37 @@ def clipped_sum(
     )
     rows_spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
     outputs_spec = _output_specs(row_function, rows_spec)
-    total, outputs, stats = STRATEGIES[strategy].run(
-        row_function, variables, rows, index, ordered, clip_norm, options, _buffers(outputs_spec)
+    chosen = STRATEGIES[strategy]
+    total, outputs, stats = chosen.run(
+        row_function,
+        variables,
+        rows,
+        index,
+        ordered,
+        clip_norm,
+        options,
+        _buffers(outputs_spec),
+        **({"layers": layers} if chosen.needs_layers else {}),
     )
     stats *= tf.cast(1 - empty, tf.float32)
     for output, spec in zip(outputs, tf.nest.flatten(outputs_spec), strict=True):
         output.set_shape([None, *spec.shape[1:]])
     losses, predictions = tf.nest.pack_sequence_as(outputs_spec, [o[:count] for o in outputs])
+    return ClippedSum(total, taking_part, losses, predictions, stats[0], stats[1], stats[2])
+
+
+def _compiled_sum(row_function, variables, rows, partition, clip_norm, layers) -> ClippedSum:
+    """All rows go through one XLA program; only then are those picked that took part."""
+    taking_part = tf.cast(tf.where(partition.group >= 0)[:, 0], tf.int32)
+    rows, vectors = _padded_if_empty(rows, tuple(partition[:3]))
+    # The row that fills an empty batch belongs to no group.
+    empty = tf.equal(tf.shape(partition.group)[0], 0)
+    group = tf.where(empty, -1, vectors[0])
+    given = BatchPartition(group, *vectors[1:], partition.linear)
+    total, outputs, stats = compiled.clipped_sum(
+        row_function, variables, rows, given, clip_norm, layers
+    )
+    losses, predictions = tf.nest.map_structure(lambda t: tf.gather(t, taking_part), outputs)
     return ClippedSum(total, taking_part, losses, predictions, stats[0], stats[1], stats[2])
 
 
@@ -252,11 +323,17 @@ def _buffers(specs: Any) -> list[tf.TensorArray]:
     ]
 
 
-def _pad_empty(tensor: tf.Tensor) -> tf.Tensor:
-    """Gives a tensor without rows one row of zeros; any other passes unchanged."""
-    shape = tf.shape(tensor)
-    missing = tf.cast(tf.equal(shape[0], 0), tf.int32)
-    padding = tf.zeros(tf.concat([[missing], shape[1:]], 0), tensor.dtype)
-    padded = tf.concat([tensor, padding], 0)
-    padded.set_shape([None, *tensor.shape[1:]])
-    return padded
+def _padded_if_empty(rows: Any, vectors: tuple[tf.Tensor, ...]) -> tuple[Any, Any]:
+    """Gives tensors without rows one row of zeros; others pass unchanged, and are not copied."""
+    parts = (rows, vectors)
+    flat = tf.nest.flatten(parts)
+    if any(t.shape[0] for t in flat):
+        return parts
+
+    def one_row():
+        return [tf.zeros(tf.concat([[1], tf.shape(t)[1:]], 0), t.dtype) for t in flat]
+
+    found = tf.cond(tf.equal(tf.shape(vectors[0])[0], 0), one_row, lambda: flat)
+    for tensor, given in zip(found, flat, strict=True):
+        tensor.set_shape([None, *given.shape[1:]])
+    return tf.nest.pack_sequence_as(parts, found)

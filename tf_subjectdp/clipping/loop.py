@@ -45,7 +45,7 @@ def clipped_sum(
             scale = tf.cast(partition.item_scale[start:stop], losses.dtype)
             loss = tf.reduce_sum(scale * losses)
         gradients = tape.gradient(loss, variables, unconnected_gradients="zero")
-        return norms.as_float32(gradients), tf.nest.flatten((losses, predictions))
+        return norms.as_float32(gradients, variables), tf.nest.flatten((losses, predictions))
 
     def finite_gradient_of(start, stop):
         gradients, outputs = gradient_of(start, stop)

@@ -9,9 +9,17 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 
-def as_float32(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> list[tf.Tensor]:
-    """Densifies sparse gradients (repeated indices are summed) and casts all to float32."""
-    return [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
+def as_float32(
+    gradients: Sequence[tf.Tensor | tf.IndexedSlices], variables: Sequence[tf.Variable]
+) -> list[tf.Tensor]:
+    """Densifies sparse gradients (repeated indices are summed) and casts all to float32.
+
+    Args:
+      gradients: one a variable.
+      variables: give the shapes, which TensorFlow does not always infer (einsum).
+    """
+    dense = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
+    return [tf.reshape(g, v.shape) for g, v in zip(dense, variables, strict=True)]
 
 
 def row_norms(gradients: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -37,7 +37,7 @@ def item_gradients(
             loss = tf.reduce_sum(losses)
         gradients = tape.gradient(loss, variables, unconnected_gradients="zero")
         outputs = [tf.squeeze(t, 0) for t in tf.nest.flatten((losses, predictions))]
-        return norms.as_float32(gradients), outputs
+        return norms.as_float32(gradients, variables), outputs
 
     return tf.vectorized_map(one, rows)
 

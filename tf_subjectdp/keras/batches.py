@@ -94,16 +94,14 @@ def check_lengths(rows: Any, people: People) -> list[Any]:
             f"rows, 'subject' and 'mask' have the shapes {shapes}: they need one leading axis of the "
             "same length."
         )
-    count = tf.shape(people.subject)[0]
-    guards = [
-        tf.debugging.Assert(
-            tf.equal(tf.shape(t)[0], count),
-            ["Rows and people differ in number:", tf.shape(t), count],
-        )
-        for t in parts
-        if t.shape[0] is None
-    ]
-    return [guard for guard in guards if guard is not None]
+    unknown = [t for t in parts if t.shape[0] is None]
+    if not unknown:
+        return []
+    lengths = tf.stack([tf.shape(t)[0] for t in [people.subject, *unknown]])
+    guard = tf.debugging.Assert(
+        tf.reduce_all(tf.equal(lengths, lengths[0])), ["Rows and people differ in number:", lengths]
+    )
+    return [] if guard is None else [guard]
 
 
 def split_element(element: Any) -> tuple[Any, Any, Any]:

@@ -38,6 +38,14 @@ def _is_model(base: type) -> bool:
     return "Model" in base.__name__ or base.__name__ in ("Functional", "Sequential")
 
 
+def all_layers(model: Any) -> list[Any]:
+    """A model's layers, nested ones and the model itself included; of a list of models, all of
+    theirs; none for None."""
+    models = [] if model is None else model if isinstance(model, (list, tuple)) else [model]
+    found = {id(layer): layer for each in models for layer in each._flatten_layers()}
+    return list(found.values())
+
+
 def own_losses(layer: Any) -> list[Any]:
     """What the layer's `call` handed to `add_loss`; regularisers of weights are not among these."""
     return [*getattr(layer, "_losses", ()), *getattr(layer, "_eager_losses", ())]

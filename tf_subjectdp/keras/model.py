@@ -5,6 +5,7 @@ Knows the optimizer, the step and the checks; a thin wrapper. It trains the weig
 it was given.
 """
 
+import dataclasses
 import logging
 import warnings
 from typing import Any
@@ -80,9 +81,12 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
     ) -> None:
         """As in Keras; `optimizer` must be a `DPOptimizer`, see `plan.optimizer(inner)`.
 
+        `jit_compile=True` compiles the clipped sum by XLA, where the model has norm rules
+        (`EngineOptions.jit_compile`); pad the batches: `plan.dataset(..., pad=True)`.
+
         Raises:
-          ValueError, TypeError: another optimizer, no loss, `jit_compile=True`, or more than one
-            replica with a rule that needs a person's rows in one place.
+          ValueError, TypeError: another optimizer, no loss, or more than one replica with a rule
+            that needs a person's rows in one place.
         """
         if not isinstance(optimizer, DPOptimizer):
             raise TypeError(
@@ -91,10 +95,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
                 "DPOptimizer(inner, algorithm, noise_multiplier=...)."
             )
         if jit_compile is True:
-            raise ValueError(
-                "jit_compile=True cannot compile the clipping engine's loops and the operating "
-                "system's entropy; leave it out."
-            )
+            # The engine compiles the clipped sum; the operating system's entropy stays outside.
+            optimizer.engine = dataclasses.replace(optimizer.engine, jit_compile=True)
         strategies = (tf.distribute.get_strategy(), getattr(self, "distribute_strategy", None))
         replicas = max(s.num_replicas_in_sync for s in strategies if s is not None)
         if replicas > 1:
@@ -230,6 +232,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             rows_spec,
             linear=optimizer.algorithm.kind == "linear",
             options=optimizer.engine,
+            layers=compat.all_layers(self.inner_model),
         )
         self._checked_spec = (x_spec, y_spec, trainable)
 
@@ -255,6 +258,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             extras,
             extra_gradients=extra_gradients,
             strategy=self._engine_choice[0],
+            model=self.inner_model,
         )
         y, weight = tf.nest.map_structure(lambda t: tf.gather(t, summed.rows), (y, weight))
         logs = dict(self.compute_metrics(None, y, summed.predictions, weight))

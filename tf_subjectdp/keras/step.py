@@ -24,6 +24,7 @@ def private_step(
     *,
     extra_gradients: Sequence[tf.Tensor] | None = None,
     strategy: str | None = None,
+    model: Any = None,
 ) -> clipping.ClippedSum:
     """Clips by person, adds noise, and updates `variables` once.
 
@@ -41,7 +42,9 @@ def private_step(
         @tf.function(input_signature=dataset.element_spec)
         def train(features, labels, extras):
             rows = (features, labels)
-            private_step(optimizer, row_function, model.trainable_variables, rows, extras)
+            private_step(
+                optimizer, row_function, model.trainable_variables, rows, extras, model=model
+            )
 
         for batch in dataset:
             train(*batch)
@@ -58,7 +61,9 @@ def private_step(
         dict with "subject" (integer or string [B], the person of each row) and, where there is
         padding, "mask" (bool [B], False for padding rows).
       extra_gradients: gradients that do not depend on the data, one a variable.
-      strategy: "vectorized" or "loop"; None chooses (once a trace) and logs the choice.
+      strategy: "norm_only", "vectorized" or "loop"; None chooses (once a trace) and logs the choice.
+      model: the Keras model (or layer, or a list of them) that `row_function` calls: the fast engine
+        looks into its layers, and is not used without it.
 
     Returns:
       The `ClippedSum` that was noised. It is NOT private; do not release it.
@@ -78,13 +83,18 @@ def private_step(
     if not variables:
         raise ValueError("variables is empty; nothing can be trained.")
     people = people_of(extras)
-    check_mark(people.draw, optimizer.plan)
-    check_lengths(rows, people)
+    guards = check_mark(people.draw, optimizer.plan) + check_lengths(rows, people)
     partition = optimizer.algorithm.partition(people.subject, people.mask)
+    layers = compat.all_layers(model)
     if strategy is None:
         spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
         strategy, _ = clipping.choose_strategy(
-            row_function, tensors, spec, linear=partition.linear, options=optimizer.engine
+            row_function,
+            tensors,
+            spec,
+            linear=partition.linear,
+            options=optimizer.engine,
+            layers=layers,
         )
     summed = clipping.clipped_sum(
         row_function,
@@ -94,8 +104,8 @@ def private_step(
         optimizer.algorithm.clip_norm,
         strategy=strategy,
         options=optimizer.engine,
+        layers=layers,
     )
-    guards = check_mark(people.draw, optimizer.plan) + check_lengths(rows, people)
     with tf.control_dependencies(guards):
         optimizer._release(
             summed.total,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `fit` shows beside Keras's metrics: loss, share of clipped terms, signal to noise, epsilon.
 
-Knows Keras metrics only. A plain object, so that Keras does not mix these numbers, which exist in
+Knows TensorFlow variables only. A plain object, so that Keras does not mix these numbers, which exist in
 training alone, into `evaluate`. All of them except epsilon look at the data and are not private.
 """
 
@@ -16,14 +16,18 @@ EPSILON_POINTS = 20
 NAMES = ("loss", "clipped", "signal_to_noise", "epsilon")
 
 
+# Where the sums of an epoch are kept: each a sum and what it is divided by.
+_LOSS, _CLIPPED, _SIGNAL, _NON_FINITE = (0, 1), (2, 3), (4, 5), 6
+
+
 class StepTrackers:
-    """Running means of one epoch, and the count of non-finite gradients since the beginning."""
+    """Running means of one epoch, and the count of non-finite gradients since the beginning.
+
+    All sums are one variable, so that a step updates it once: a small model's step is short.
+    """
 
     def __init__(self):
-        self._loss = tf.keras.metrics.Mean("loss")
-        self._clipped = tf.keras.metrics.Mean("clipped")
-        self._signal = tf.keras.metrics.Mean("signal_to_noise")
-        self._non_finite = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+        self._sums = tf.Variable(tf.zeros([7], tf.float64), trainable=False)
         self._epsilons = tf.Variable(tf.zeros([EPSILON_POINTS]), trainable=False)
         self._stride = tf.Variable(1, dtype=tf.int64, trainable=False)
         self._shown = False
@@ -36,21 +40,27 @@ class StepTrackers:
           regularization: the weights' penalties.
           noise: standard deviation of the noise on each coordinate of the sum.
         """
-        self._loss.update_state(summed.losses + regularization)
-        self._clipped.update_state(
-            tf.math.divide_no_nan(summed.clipped, summed.groups), sample_weight=summed.groups
-        )
+        rows = tf.cast(tf.size(summed.losses), tf.float32)
         size = float(sum(t.shape.num_elements() for t in summed.total))
         signal = tf.linalg.global_norm(summed.total)
-        self._signal.update_state(tf.math.divide_no_nan(signal, noise * size**0.5))
-        self._non_finite.assign_add(tf.cast(summed.non_finite, tf.float64))
+        terms = [
+            tf.reduce_sum(summed.losses) + rows * regularization,
+            rows,
+            summed.clipped,
+            summed.groups,
+            tf.math.divide_no_nan(signal, noise * size**0.5),
+            1.0,
+            summed.non_finite,
+        ]
+        self._sums.assign_add(tf.cast(tf.stack(terms), tf.float64))
 
     def results(self, steps: tf.Tensor) -> dict[str, tf.Tensor]:
         """The numbers for the progress bar; `steps` is the private step count."""
+        sums = tf.cast(tf.identity(self._sums), tf.float32)
+        places = {"loss": _LOSS, "clipped": _CLIPPED, "signal_to_noise": _SIGNAL}
         logs = {
-            "loss": self._loss.result(),
-            "clipped": self._clipped.result(),
-            "signal_to_noise": self._signal.result(),
+            name: tf.math.divide_no_nan(sums[total], sums[count])
+            for name, (total, count) in places.items()
         }
         if self._shown:
             point = (tf.identity(steps) + self._stride - 1) // self._stride - 1
@@ -70,8 +80,9 @@ class StepTrackers:
         self._epsilons.assign(values)
 
     def total_non_finite(self) -> int:
-        return int(self._non_finite.numpy())
+        return int(self._sums.numpy()[_NON_FINITE])
 
     def reset(self) -> None:
-        for metric in (self._loss, self._clipped, self._signal):
-            metric.reset_state()
+        """Begins an epoch; the count of non-finite gradients goes on."""
+        kept = self._sums.numpy()[_NON_FINITE]
+        self._sums.assign([0.0] * _NON_FINITE + [kept])

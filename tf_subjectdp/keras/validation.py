@@ -49,12 +49,8 @@ def check_layers(model: Any) -> None:
             )
 
 
-def _all_layers(model: Any) -> list[Any]:
-    return list(model._flatten_layers())
-
-
 def _layers(model: Any) -> list[Any]:
-    return [layer for layer in _all_layers(model) if layer is not model]
+    return [layer for layer in compat.all_layers(model) if layer is not model]
 
 
 def check_forward_pass(model: Any, spec: Any) -> None:
@@ -72,7 +68,7 @@ def check_forward_pass(model: Any, spec: Any) -> None:
     def forward(x):
         outputs = model(x, training=True)
         found["losses"] = [
-            loss for layer in _all_layers(model) for loss in compat.own_losses(layer)
+            loss for layer in compat.all_layers(model) for loss in compat.own_losses(layer)
         ]
         return outputs
 
@@ -96,7 +92,7 @@ def _written_variables(model: Any, graph: Any) -> set[str]:
     for variable in (compat.raw(v) for v in model.weights):
         names[id(variable.handle)] = variable.name
     # Random layers of Keras 3 advance a seed state, which does not depend on the data.
-    states = compat.seed_handles(_all_layers(model))
+    states = compat.seed_handles(compat.all_layers(model))
     seeds = {inner.op.name for outer, inner in graph.captures if id(outer) in states}
     resource_names = {inner.op.name: names.get(id(outer)) for outer, inner in graph.captures}
     written = set()

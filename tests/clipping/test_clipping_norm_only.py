@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fast engine on whole models: equal to the general one, or not used, with the reason."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tf_subjectdp import clipping
+from tf_subjectdp.clipping import EngineOptions, partition
+from tf_subjectdp.keras import compat
+
+L = tf.keras.layers
+K = tf.keras
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def numbers(rows, *shape, seed=0):
+    return tf.constant(rng(seed).normal(size=(rows, *shape)).astype(np.float32))
+
+
+def row_loss(model):
+    def row_function(rows):
+        outputs = tf.nest.flatten(model(rows, training=True))
+        losses = [
+            tf.reduce_sum(
+                tf.reshape(tf.sin(o) + tf.square(o), [tf.shape(o)[0], o.shape[1:].num_elements()]),
+                1,
+            )
+            for o in outputs
+        ]
+        return tf.add_n(losses), outputs[0]
+
+    return row_function
+
+
+def specs(rows):
+    return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
+
+
+def why_not(model, rows, row_function=None, variables=None):
+    """The chooser's sentence if it does not take the fast engine, else ''."""
+    row_function = row_function or row_loss(model)
+    if variables is None:
+        variables = [compat.raw(v) for v in model.trainable_variables]
+    name, sentence = clipping.choose_strategy(
+        row_function,
+        variables,
+        specs(rows),
+        linear=True,
+        options=EngineOptions(),
+        layers=compat.all_layers(model),
+    )
+    return "" if name == "norm_only" else sentence
+
+
+def sums(model, rows, terms, bound, options=None, engines=("norm_only", "loop")):
+    variables = [compat.raw(v) for v in model.trainable_variables]
+    row_function = row_loss(model)
+
+    @tf.function(autograph=False)
+    def all_sums():
+        return [
+            clipping.clipped_sum(
+                row_function,
+                variables,
+                rows,
+                terms,
+                bound,
+                strategy=engine,
+                options=options or EngineOptions(),
+                layers=compat.all_layers(model),
+            )
+            for engine in engines
+        ]
+
+    return all_sums()
+
+
+def assert_same(fast, general, tolerance=1e-5):
+    scale = max(float(tf.linalg.global_norm(general.total)), 1e-20)
+    apart = tf.linalg.global_norm([a - b for a, b in zip(fast.total, general.total, strict=True)])
+    assert float(apart) / scale < tolerance
+    np.testing.assert_array_equal(fast.rows, general.rows)
+    np.testing.assert_allclose(fast.losses, general.losses, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(fast.predictions, general.predictions, rtol=1e-4, atol=1e-5)
+    for name in ("clipped", "groups", "non_finite"):
+        assert float(getattr(fast, name)) == float(getattr(general, name)), name
+
+
+def people(*ids):
+    mask = tf.constant([i is not None for i in ids], tf.bool)
+    return partition.subject_mean_terms(tf.constant([i or 0 for i in ids], tf.int32), mask)
+
+
+def small():
+    return K.Sequential([K.Input([3]), L.Dense(4, "tanh"), L.LayerNormalization(), L.Dense(2)])
+
+
+# -- random models -----------------------------------------------------------------------------------
+
+
+SHAPES = {"table": [3], "sequence": [4, 3], "image": [5, 4, 2], "text": [4]}
+STEPS = {
+    "table": ["dense", "norm", "twice", "skip"],
+    "image": ["conv", "norm", "depthwise", "dense"],
+    "sequence": ["dense", "norm", "lstm", "gru", "conv", "attention"],
+    "text": ["dense", "norm", "lstm", "gru", "conv", "attention"],
+}
+
+
+@st.composite
+def recipes(draw):
+    """What a model is made of: its kind, width and steps, each with an activation and a stride."""
+    kind = draw(st.sampled_from(list(SHAPES)))
+    step = st.tuples(
+        st.sampled_from(STEPS[kind]), st.sampled_from([None, "relu", "tanh"]), st.integers(1, 2)
+    )
+    steps = draw(st.lists(step, min_size=1, max_size=3))
+    return kind, draw(st.integers(1, 4)), draw(st.booleans()), steps
+
+
+def model_of(kind, width, masked, steps):
+    given = K.Input(SHAPES[kind], dtype="int32" if kind == "text" else "float32")
+    x = L.Embedding(5, width + 1, mask_zero=masked)(given) if kind == "text" else given
+    for step, activation, stride in steps:
+        size = int(x.shape[-1])
+        if step == "dense":
+            x = L.Dense(width + 1, activation=activation)(x)
+        elif step == "norm":
+            x = L.LayerNormalization()(x)
+        elif step == "twice":
+            layer = L.Dense(size, activation)
+            x = layer(layer(x))
+        elif step == "skip":
+            x = L.Add()([x, L.Dense(size)(x)])
+        elif step == "lstm":
+            x = L.LSTM(width, return_sequences=True)(x)
+        elif step == "gru":
+            x = L.GRU(width, return_sequences=True)(x)
+        elif step == "attention":
+            x = L.MultiHeadAttention(2, 2)(x, x)
+        elif step == "depthwise":
+            x = L.DepthwiseConv2D(2, padding="same")(x)
+        else:
+            conv = L.Conv2D if kind == "image" else L.Conv1D
+            x = conv(width, 2, padding="same", strides=stride)(x)
+    if kind != "table":
+        x = L.Flatten()(x)
+    return K.Model(given, L.Dense(2)(x))
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    recipe=recipes(),
+    ids=st.lists(st.sampled_from([0, 1, 2, None]), min_size=1, max_size=7),
+    factor=st.sampled_from([0.05, 0.7, 100.0]),
+    grouped=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_random_models_give_the_same_sum_by_both_engines(recipe, ids, factor, grouped, seed):
+    model, kind = model_of(*recipe), recipe[0]
+    count = len(ids)
+    rows = numbers(count, *SHAPES[kind], seed=seed)
+    if kind == "text":
+        rows = tf.constant(rng(seed).integers(0, 5, (count, *SHAPES[kind])), tf.int32)
+    assert why_not(model, rows) == ""
+    terms = people(*ids)
+    if not grouped:
+        terms = partition.item_terms(tf.constant([i is not None for i in ids]))
+    assert_same(*sums(model, rows, terms, factor))
+    K.backend.clear_session()
+
+
+# -- batches ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [(), (None,), (None, None, None), (7,), (7, 7, 7), (1, 2, 3), (2, None, 1, 2, None, 1, 2)],
+)
+@pytest.mark.parametrize("kind", ["linear", "grouped"])
+def test_empty_batches_single_groups_and_padding(ids, kind):
+    terms = people(*ids)
+    if kind == "linear":
+        terms = partition.item_terms(tf.constant([i is not None for i in ids], tf.bool))
+    assert_same(*sums(small(), numbers(len(ids), 3), terms, 0.4))
+
+
+@pytest.mark.parametrize("kind", ["linear", "grouped"])
+def test_chunks_of_whole_groups_add_up_to_the_same_sum(kind):
+    ids = [0, 1, 1, 2, 2, 2, 3, 4, 4, 0, 5, 5, 6]
+    terms = people(*ids)
+    if kind == "linear":
+        terms = partition.item_terms(tf.ones([len(ids)], tf.bool))
+    rows = numbers(len(ids), 3)
+    for size in (3, 4, 5, 12, 13):
+        assert_same(*sums(small(), rows, terms, 0.4, EngineOptions(max_rows=size)))
+
+
+def test_a_group_larger_than_a_chunk_and_few_large_groups_go_to_the_loop_with_the_same_sum():
+    rows = numbers(130, 3)
+    assert_same(*sums(small(), rows, people(*[0] * 65, *[1] * 65), 0.4))
+    assert_same(*sums(small(), rows[:9], people(*[0] * 7, 1, 2), 0.4, EngineOptions(max_rows=5)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", ["linear", "grouped"])
+def test_a_row_that_is_not_finite_counts_as_zero_and_is_counted(bad, kind):
+    rows = numbers(6, 3).numpy()
+    rows[2, 1] = bad
+    terms = people(0, 1, 0, 1, 2, 2)
+    if kind == "linear":
+        terms = partition.item_terms(tf.ones([6], tf.bool))
+    model = K.Sequential([K.Input([3]), L.Dense(4, "tanh"), L.Dense(2)])
+    fast, general = sums(model, tf.constant(rows), terms, 0.4)
+    assert float(fast.non_finite) == 1.0
+    scale = float(tf.linalg.global_norm(general.total))
+    for a, b in zip(fast.total, general.total, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * scale)
+
+
+# -- structures ---------------------------------------------------------------------------------------
+
+
+def check(model, rows, ids=(0, 0, 1, 2, 2, 2)):
+    assert why_not(model, rows) == ""
+    for terms in (partition.item_terms(tf.ones([len(ids)], tf.bool)), people(*ids)):
+        for bound in (0.1, 1e3):
+            assert_same(*sums(model, rows, terms, bound))
+
+
+def test_nested_models_with_several_inputs_and_outputs():
+    inner = K.Sequential([K.Input([3]), L.Dense(4, "relu")])
+    left, right = K.Input([3], name="left"), K.Input([4, 2], name="right")
+    joined = L.Concatenate()([inner(left), L.LSTM(3)(right), inner(left)])
+    model = K.Model(
+        {"left": left, "right": right}, [L.Dense(2)(joined), L.Dense(1, "sigmoid")(joined)]
+    )
+    check(model, {"left": numbers(6, 3), "right": numbers(6, 4, 2, seed=1)})
+
+
+def test_frozen_layers_and_frozen_batch_normalization():
+    model = K.Sequential(
+        [K.Input([5, 3]), L.LSTM(4, return_sequences=True), L.BatchNormalization(), L.Dense(2)]
+    )
+    model.layers[0].trainable = False
+    model.layers[1].trainable = False
+    check(model, numbers(6, 5, 3))
+
+
+class Tied(K.Model):
+    """A table that is looked up and, turned, multiplied; and a weight outside all layers."""
+
+    def __init__(self, stray=False):
+        super().__init__()
+        self.table = L.Embedding(6, 4)
+        self.middle = L.Dense(4, "tanh")
+        self.stray = tf.Variable(tf.ones([4])) if stray else None
+
+    def call(self, inputs, training=None):
+        x = self.middle(self.table(inputs))
+        if self.stray is not None:
+            x = x * self.stray
+        return tf.reduce_mean(x, axis=1)
+
+
+def test_a_subclassed_model_is_served():
+    model = Tied()
+    ids = tf.constant(rng().integers(0, 6, (6, 3)), tf.int32)
+    model(ids)
+    check(model, ids)
+
+
+def test_a_weight_outside_all_layers_is_found_and_named():
+    if compat.KERAS_3:
+        pytest.skip("Keras 3 does not train a plain variable of a subclassed model")
+    model = Tied(stray=True)
+    ids = tf.constant(rng().integers(0, 6, (6, 3)), tf.int32)
+    model(ids)
+    assert "no rule covers the use of Variable" in why_not(model, ids)
+
+
+def test_one_weight_in_two_layers_is_served_as_one():
+    first, second = L.Dense(3, "tanh"), L.Dense(3)
+    model = K.Sequential([K.Input([3]), first, second])
+    if compat.KERAS_3:
+        pytest.skip("Keras 3 locks a built layer's weights")
+    second.kernel = first.kernel
+    second._trainable_weights = [first.kernel, second.bias]
+    check(model, numbers(6, 3))
+
+
+def test_a_weight_that_a_layer_and_a_plain_operation_share_is_found():
+    model = small()
+    kernel = model.layers[0].kernel
+
+    def row_function(rows):
+        outputs = model(rows)
+        return tf.reduce_sum(outputs, 1) + tf.reduce_sum(tf.matmul(rows, kernel), 1), outputs
+
+    assert "no rule covers the use of" in why_not(model, numbers(4, 3), row_function)
+
+
+class Centred(L.Layer):
+    def call(self, inputs):
+        return inputs - tf.reduce_mean(inputs, axis=0)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Centred(),
+        L.Lambda(lambda x: x / tf.cast(tf.shape(x)[0], tf.float32)),
+        L.Lambda(lambda x: tf.reverse(x, [0])),
+        L.Lambda(lambda x: tf.matmul(tf.matmul(x, x, transpose_b=True), x)),
+    ],
+)
+def test_a_model_that_lets_rows_meet_goes_to_the_general_engine(layer):
+    model = K.Sequential([K.Input([3]), L.Dense(4), layer, L.Dense(2)])
+    assert "not norm_only" in why_not(model, numbers(4, 3))
+
+
+def test_a_loss_that_lets_rows_meet_goes_to_the_general_engine():
+    model = small()
+
+    def row_function(rows):
+        outputs = model(rows)
+        losses = tf.reduce_sum(outputs, 1)
+        return losses / tf.reduce_max(losses), outputs
+
+    assert "not norm_only" in why_not(model, numbers(4, 3), row_function)
+
+
+class Unknown(L.Dense):
+    def call(self, inputs):
+        return 2.0 * super().call(inputs)
+
+
+def test_a_layer_without_a_rule_is_named_in_the_one_log_line(caplog):
+    model = K.Sequential([K.Input([3]), Unknown(4, name="own"), L.Dense(2)])
+    with caplog.at_level("INFO", "tf_subjectdp"):
+        sentence = why_not(model, numbers(4, 3))
+    assert "no rule covers the use of own/kernel" in sentence or "kernel" in sentence
+    assert [r.getMessage() for r in caplog.records] == [sentence]
+
+
+def test_a_layer_whose_rule_declines_says_why():
+    model = K.Sequential([K.Input([4, 3]), L.LSTM(4, dropout=0.5, name="wet"), L.Dense(2)])
+    assert "layer 'wet' (LSTM): dropout=0.5" in why_not(model, numbers(4, 4, 3))
+
+
+def test_a_layer_called_once_a_time_step_goes_to_the_general_engine():
+    model = K.Sequential([K.Input([4, 3]), L.TimeDistributed(L.Dense(2)), L.Flatten(), L.Dense(1)])
+    assert "not norm_only" in why_not(model, numbers(4, 4, 3))
+
+
+def test_the_fast_engine_that_was_asked_for_and_is_impossible_is_refused_with_the_reason():
+    model = K.Sequential([K.Input([3]), Unknown(4, name="own"), L.Dense(2)])
+    variables = [compat.raw(v) for v in model.trainable_variables]
+    for options in ({"strategy": "norm_only"}, {"jit_compile": True}):
+        with pytest.raises(ValueError, match="was asked for, but no rule.*register_norm_rule"):
+            clipping.choose_strategy(
+                row_loss(model),
+                variables,
+                specs(numbers(2, 3)),
+                linear=True,
+                options=EngineOptions(**options),
+                layers=compat.all_layers(model),
+            )
+
+
+def test_dropout_acts_on_every_row_by_itself():
+    model = K.Sequential([K.Input([30]), L.Dropout(0.5), L.Dense(2, use_bias=False)])
+    rows = tf.ones([400, 30])
+    assert why_not(model, rows) == ""
+    terms = partition.item_terms(tf.ones([400], tf.bool))
+    (fast,) = sums(model, rows, terms, 1e6, engines=("norm_only",))
+    # 400 rows of one mask would make a column's sum 0 or 800 times the output's gradient.
+    assert len(set(np.round(fast.total[0].numpy()[:, 0], 3))) > 10
+
+
+# -- compiled -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["linear", "grouped"])
+@pytest.mark.parametrize("model", ["table", "image", "text"])
+def test_one_compiled_program_gives_the_same_sum(kind, model):
+    ids = (0, 1, None, 0, 2, None)
+    terms = people(*ids)
+    if kind == "linear":
+        terms = partition.item_terms(tf.constant([i is not None for i in ids]))
+    net, rows = {
+        "table": lambda: (small(), numbers(6, 3)),
+        "image": lambda: (
+            K.Sequential([K.Input([6, 6, 2]), L.Conv2D(3, 3, activation="relu"), L.MaxPooling2D(),
+                          L.Flatten(), L.Dense(2)]),
+            numbers(6, 6, 6, 2),
+        ),
+        "text": lambda: (
+            K.Sequential([K.Input([4], dtype="int32"), L.Embedding(5, 3),
+                          L.LSTM(4, return_sequences=True), L.GRU(3), L.Dense(2)]),
+            tf.constant(rng().integers(0, 5, (6, 4)), tf.int32),
+        ),
+    }[model]()  # fmt: skip
+    (fast,) = sums(net, rows, terms, 0.3, EngineOptions(jit_compile=True), ("norm_only",))
+    (general,) = sums(net, rows, terms, 0.3, engines=("loop",))
+    order = np.argsort(general.rows.numpy())
+    general = general._replace(
+        rows=tf.gather(general.rows, order),
+        losses=tf.gather(general.losses, order),
+        predictions=tf.gather(general.predictions, order),
+    )
+    assert_same(fast, general)
+
+
+def test_a_row_that_is_not_finite_counts_as_zero_in_the_compiled_program_too():
+    rows = numbers(4, 3).numpy()
+    rows[1, 0] = np.nan
+    terms = people(0, 0, 1, 1)
+    model = K.Sequential([K.Input([3]), L.Dense(4, "tanh"), L.Dense(2)])
+    options = EngineOptions(jit_compile=True)
+    (fast,) = sums(model, tf.constant(rows), terms, 0.4, options, ("norm_only",))
+    (general,) = sums(model, tf.constant(rows), terms, 0.4, engines=("loop",))
+    assert float(fast.non_finite) == 1.0
+    for a, b in zip(fast.total, general.total, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_an_empty_batch_of_the_compiled_program_adds_nothing():
+    (fast,) = sums(
+        small(), numbers(0, 3), people(), 0.4, EngineOptions(jit_compile=True), ("norm_only",)
+    )
+    assert float(tf.linalg.global_norm(fast.total)) == 0.0
+    assert (fast.losses.shape[0], float(fast.groups)) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"jit_compile": 1}, TypeError, "jit_compile=1 must be True or False"),
+        ({"jit_compile": True, "strategy": "loop"}, ValueError, "'norm_only' alone, not 'loop'"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        EngineOptions(**options)

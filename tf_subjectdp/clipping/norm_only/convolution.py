@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uses of convolution kernels. Knows windows over images; imports `uses` alone.
+
+A convolution's gradient for one image is a matrix product of its patches with the gradient at its
+output. The patches are never all held at once: they are laid out along the window's width, and the
+window's height is walked through by shifted views; of images, a block at a time.
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_subjectdp.clipping.norm_only.uses import (
+    Groups,
+    ItemGradients,
+    Product,
+    Use,
+    squares_of_rows,
+    zeroed,
+)
+
+# Images a block: what they need at once stays in memory that is used again, not new at each step.
+_BLOCK_ELEMENTS = 16 * 2**20
+_LARGEST_BLOCK = 128
+
+
+class Window(NamedTuple):
+    """How a kernel moves over images, all sizes (height, width)."""
+
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    before: tuple[int, int]
+    after: tuple[int, int]
+    output: tuple[int, int]
+
+    @classmethod
+    def of(cls, inputs: tf.Tensor, kernel_shape: Any, *, strides, padding, dilations=(1, 1)):
+        """The window of `tf.nn.conv2d` with these options; ValueError if a size is unknown."""
+        sizes = inputs.shape[1:3]
+        if None in tuple(sizes):
+            raise ValueError(f"images of shape {inputs.shape[1:]} have no fixed size")
+        before, after, output = [], [], []
+        for size, kernel, stride, dilation in zip(
+            sizes, kernel_shape[:2], strides, dilations, strict=True
+        ):
+            extent = (kernel - 1) * dilation + 1
+            if padding.upper() == "SAME":
+                count = -(-size // stride)
+                missing = max((count - 1) * stride + extent - size, 0)
+            else:
+                count, missing = (size - extent) // stride + 1, 0
+            before.append(missing // 2)
+            after.append(missing - missing // 2)
+            output.append(count)
+        kernel = tuple(int(k) for k in kernel_shape[:2])
+        return cls(
+            kernel, tuple(strides), tuple(dilations), tuple(before), tuple(after), tuple(output)
+        )
+
+    @property
+    def positions(self) -> int:
+        """Places at which the kernel is applied to an image."""
+        return self.output[0] * self.output[1]
+
+
+def _padded(images: tf.Tensor, window: Window) -> tf.Tensor:
+    sides = [[b, a] for b, a in zip(window.before, window.after, strict=True)]
+    return tf.pad(images, [[0, 0], *sides, [0, 0]])
+
+
+def _along(images: tf.Tensor, window: Window, axis: int, number: int) -> tf.Tensor:
+    """What the `number`-th entry of the kernel's height (axis 0) or width (axis 1) meets."""
+    begin = number * window.dilations[axis]
+    stride = window.strides[axis]
+    end = begin + (window.output[axis] - 1) * stride + 1
+    return images[:, begin:end:stride] if axis == 0 else images[:, :, begin:end:stride]
+
+
+def _row_patches(images: tf.Tensor, window: Window) -> tf.Tensor:
+    """[n, h, w, c] -> [n, padded h, output w, kernel w * c]."""
+    images = _padded(images, window)
+    return tf.concat([_along(images, window, 1, j) for j in range(window.kernel[1])], axis=-1)
+
+
+def patches(images: tf.Tensor, window: Window) -> tf.Tensor:
+    """Every patch as a vector, [n, positions, kernel h * kernel w * c]."""
+    wide = _row_patches(images, window)
+    both = tf.concat([_along(wide, window, 0, i) for i in range(window.kernel[0])], axis=-1)
+    return tf.reshape(both, [-1, window.positions, both.shape[-1]])
+
+
+def image_gradients(images: tf.Tensor, gradient: tf.Tensor, window: Window) -> tf.Tensor:
+    """Gradients of single images: [n, h, w, c], [n, h', w', o] -> [n, kernel h, kernel w * c, o]."""
+    wide = _row_patches(images, window)
+    width = wide.shape[-1]
+    flat = tf.reshape(gradient, [-1, window.positions, gradient.shape[-1]])
+    rows = []
+    for i in range(window.kernel[0]):
+        met = tf.reshape(_along(wide, window, 0, i), [-1, window.positions, width])
+        rows.append(tf.matmul(met, flat, transpose_a=True))
+    return tf.stack(rows, axis=1)
+
+
+class ImageGradients(Use):
+    """A kernel's gradients for single images, a block of images at a time."""
+
+    def __init__(self, images, gradient, shape, window: Window):
+        self.shape = tf.TensorShape(shape)
+        self._images = tf.cast(images, tf.float32)
+        self._gradient = tf.cast(gradient, tf.float32)
+        self._window = window
+        each = window.positions * window.kernel[1] * int(images.shape[-1]) * 2
+        self._block = max(1, min(_LARGEST_BLOCK, _BLOCK_ELEMENTS // (2 * each)))
+        self._blocks: tuple[tf.Tensor, tf.TensorArray, tf.Tensor] | None = None
+
+    def _made(self) -> tuple[tf.Tensor, tf.TensorArray, tf.Tensor]:
+        """How many blocks, their gradients [b, weights], and all squared norms [n]; made once."""
+        if self._blocks is None:
+            count = tf.shape(self._images)[0]
+            number = (count + self._block - 1) // self._block
+            size = self.shape.num_elements()
+            blocks = tf.TensorArray(
+                tf.float32, number, element_shape=[None, size], clear_after_read=False,
+                infer_shape=False,
+            )  # fmt: skip
+            squares = tf.TensorArray(tf.float32, number, element_shape=[None], infer_shape=False)
+
+            def body(at, blocks, squares):
+                start = at * self._block
+                end = tf.minimum(start + self._block, count)
+                made = image_gradients(
+                    self._images[start:end], self._gradient[start:end], self._window
+                )
+                made = tf.reshape(made, [-1, size])
+                squares = squares.write(at, squares_of_rows(made))
+                return at + 1, blocks.write(at, made), squares
+
+            _, blocks, squares = tf.while_loop(
+                lambda at, *_: at < number,
+                body,
+                (tf.constant(0), blocks, squares),
+                parallel_iterations=1,
+            )
+            self._blocks = number, blocks, squares.concat()
+        return self._blocks
+
+    def item_squares(self) -> tf.Tensor:
+        return self._made()[2]
+
+    def group_squares(self, groups: Groups) -> tf.Tensor:
+        return self._all().group_squares(groups)
+
+    def _all(self) -> ItemGradients:
+        return ItemGradients(self._made()[1].concat(), self.shape)
+
+    def weighted(self, weight: tf.Tensor) -> tf.Tensor:
+        number, blocks, _ = self._made()
+
+        def body(at, total):
+            made = blocks.read(at)
+            start = at * self._block
+            part = weight[start : start + self._block]
+            return at + 1, total + tf.matmul(part[tf.newaxis], made)
+
+        _, total = tf.while_loop(
+            lambda at, _: at < number,
+            body,
+            (tf.constant(0), tf.zeros([1, self.shape.num_elements()])),
+            parallel_iterations=1,
+        )
+        return tf.reshape(total, self.shape)
+
+    def item_gradients(self) -> tf.Tensor:
+        return self._all().item_gradients()
+
+    def kept_rows(self) -> list[tf.Tensor]:
+        return [self._images, self._gradient]
+
+    def of_rows(self, keep: tf.Tensor) -> Use:
+        images, gradient = (zeroed(t, keep) for t in self.kept_rows())
+        return ImageGradients(images, gradient, self.shape, self._window)
+
+
+class PatchProduct(Product):
+    """A kernel larger than the pairs of its positions: norms from patches, the sum from images."""
+
+    def __init__(self, images, gradient, shape, window: Window):
+        flat = tf.reshape(gradient, [-1, window.positions, gradient.shape[-1]])
+        super().__init__(patches(images, window), flat, shape)
+        self._images = tf.cast(images, tf.float32)
+        self._window = window
+
+    def weighted(self, weight: tf.Tensor) -> tf.Tensor:
+        shaped = weight[:, tf.newaxis, tf.newaxis, tf.newaxis]
+        gradient = tf.reshape(self._gradient, [-1, *self._window.output, self._gradient.shape[-1]])
+        sides = zip(self._window.before, self._window.after, strict=True)
+        return tf.raw_ops.Conv2DBackpropFilter(
+            input=self._images,
+            filter_sizes=[*self._window.kernel, *self.shape.as_list()[-2:]],
+            out_backprop=gradient * shaped,
+            strides=[1, *self._window.strides, 1],
+            dilations=[1, *self._window.dilations, 1],
+            padding="EXPLICIT",
+            explicit_paddings=[0, 0, *[size for side in sides for size in side], 0, 0],
+        )
+
+    def of_rows(self, keep: tf.Tensor) -> Use:
+        images = zeroed(self._images, keep)
+        return PatchProduct(images, zeroed(self._gradient, keep), self.shape, self._window)
+
+    def joined(self, other: Product) -> Product:
+        plain = Product(self._received, self._gradient, self.shape)
+        return plain.joined(other)
+
+
+def use(
+    images: tf.Tensor, gradient: tf.Tensor, shape: Any, window: Window, *, whole: bool = False
+) -> Use:
+    """The use of a kernel [h, w, c, o] or [w, c, o], in the form that costs less to take the norm of.
+
+    `whole` makes all images' gradients in one go, as a compiled program needs it.
+    """
+    inner = window.kernel[0] * window.kernel[1] * int(shape[-2])
+    length, outer = window.positions, int(shape[-1])
+    if length * (inner + outer) < inner * outer and max(window.dilations) == 1:
+        return PatchProduct(images, gradient, shape, window)
+    if whole:
+        images, gradient = tf.cast(images, tf.float32), tf.cast(gradient, tf.float32)
+        return ItemGradients(image_gradients(images, gradient, window), shape)
+    return ImageGradients(images, gradient, shape, window)
+
+
+def depthwise_use(images: tf.Tensor, gradient: tf.Tensor, shape: Any, window: Window) -> Use:
+    """The use of a kernel [h, w, c, m] that convolves every channel alone."""
+    images, gradient = tf.cast(images, tf.float32), tf.cast(gradient, tf.float32)
+    channels, multiplier = int(shape[2]), int(shape[3])
+    gradient = tf.reshape(gradient, [-1, *window.output, channels, multiplier])
+    padded = _padded(images, window)
+    entries = []
+    for i in range(window.kernel[0]):
+        for j in range(window.kernel[1]):
+            met = _along(_along(padded, window, 0, i), window, 1, j)
+            entries.append(tf.reduce_sum(met[..., tf.newaxis] * gradient, axis=[1, 2]))
+    return ItemGradients(tf.stack(entries, axis=1), shape)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of Keras's layers that multiply, convolve, look up, scale and shift.
+
+Each is the layer's forward pass in terms of a `Record`. Knows Keras layers; imports `rules` and
+`record`. Layers without weights need no rule: that they treat rows one by one is read off the graph.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_subjectdp.clipping.norm_only.record import NoRule, Record
+from tf_subjectdp.clipping.norm_only.rules import register_norm_rule
+
+_layers = tf.keras.layers
+
+
+def _plain(layer: Any) -> None:
+    """Refuses what Keras 3 can do to a kernel after the layer was made."""
+    if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
+        raise NoRule("its kernel is quantised or has a low-rank addition")
+
+
+def _activated(layer: Any, outputs: tf.Tensor) -> tf.Tensor:
+    activation = getattr(layer, "activation", None)
+    return outputs if activation is None else activation(outputs)
+
+
+def _channels_last(layer: Any) -> None:
+    if layer.data_format != "channels_last":
+        raise NoRule(f"data_format={layer.data_format!r}")
+
+
+@register_norm_rule(_layers.Dense)
+def dense(layer: Any, record: Record, inputs: tf.Tensor, **_: Any) -> tf.Tensor:
+    """y = activation(x W + b), x of any rank."""
+    _plain(layer)
+    inputs = tf.cast(tf.convert_to_tensor(inputs), layer.compute_dtype)
+    outputs = record.matmul(inputs, layer.kernel)
+    if layer.use_bias:
+        outputs = record.bias(outputs, layer.bias)
+    return _activated(layer, outputs)
+
+
+@register_norm_rule(_layers.EinsumDense)
+def einsum_dense(layer: Any, record: Record, inputs: tf.Tensor, **_: Any) -> tf.Tensor:
+    """y = activation(einsum(x, W) + b), as in attention; the first letter stands for the rows."""
+    _plain(layer)
+    left, output = layer.equation.replace(" ", "").split("->")
+    received, kernel = left.split(",")
+    letters = received + kernel + output
+    if not letters.isalpha() or received[0] != output[0] or received[0] in kernel:
+        raise NoRule(f"its equation {layer.equation!r} does not begin with the rows")
+    value = record.value(layer.kernel, inputs.dtype)
+    outputs = tf.einsum(layer.equation, inputs, value)
+    summed = [c for c in received if c in kernel and c not in output]
+    made = [c for c in output if c in kernel and c not in received]
+    places = [c for c in output[1:] if c in received and c not in kernel]
+    known = [set(received), set(kernel), set(output)]
+    alone = [c for c in known[0] | known[1] if sum(c in letters for letters in known) == 1]
+    if alone:
+        raise NoRule(f"its equation {layer.equation!r} sums {alone} of one factor alone")
+    if kernel == "".join(summed + made):
+        turned = _turned(inputs, received, received[0], places, summed)
+        record.declare([inputs], [turned, outputs])
+        record.product(
+            layer.kernel, turned, outputs, lambda d: _turned(d, output, output[0], places, made)
+        )
+    else:
+        equation = f"{received},{output}->{received[0]}{kernel}"
+
+        def gradients(d):
+            return tf.einsum(equation, tf.cast(inputs, tf.float32), tf.cast(d, tf.float32))
+
+        outputs = record.item_gradients(layer.kernel, [inputs], outputs, gradients)
+    if layer.bias is not None:
+        outputs = record.bias(outputs, layer.bias)
+    return _activated(layer, outputs)
+
+
+def _turned(tensor, letters: str, rows: str, places: list[str], inner: list[str]) -> tf.Tensor:
+    """Brings the axes into the order rows, places, inner, and merges each kind: [n, t, i]."""
+    axes = [letters.index(c) for c in [rows, *places, *inner]]
+    moved = tf.transpose(tensor, axes)
+    shape = moved.shape
+    first, last = shape[1 : 1 + len(places)], shape[1 + len(places) :]
+    width = last.num_elements()
+    if width is None:
+        raise NoRule(f"axes {inner} have no fixed size")
+    return tf.reshape(moved, [-1, *([first.num_elements() or -1] if places else []), width])
+
+
+@register_norm_rule(_layers.Conv2D)
+def conv2d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
+    """y = activation(x * W + b) over images."""
+    _plain(layer)
+    _channels_last(layer)
+    outputs = _convolved(layer, record, inputs, layer.strides, layer.dilation_rate, layer.padding)
+    if layer.use_bias:
+        outputs = record.bias(outputs, layer.bias)
+    return _activated(layer, outputs)
+
+
+def _convolved(layer, record, inputs, strides, dilations, padding) -> tf.Tensor:
+    if layer.groups != 1:
+        raise NoRule(f"groups={layer.groups}")
+    if padding not in ("same", "valid"):
+        raise NoRule(f"padding={padding!r}")
+    return record.convolution(
+        inputs,
+        layer.kernel,
+        strides=tuple(strides),
+        padding=padding.upper(),
+        dilations=tuple(dilations),
+    )
+
+
+def _known_size(inputs: tf.Tensor) -> None:
+    if None in tuple(inputs.shape[1:]):
+        raise NoRule(f"inputs of shape {inputs.shape[1:]} have no fixed size")
+
+
+@register_norm_rule(_layers.Conv1D)
+def conv1d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
+    """y = activation(x * W + b) over sequences: images of height 1."""
+    _plain(layer)
+    _channels_last(layer)
+    if layer.groups != 1:
+        raise NoRule(f"groups={layer.groups}")
+    stride, dilation = layer.strides[0], layer.dilation_rate[0]
+    padding = layer.padding
+    if padding == "causal":
+        before = (layer.kernel_size[0] - 1) * dilation
+        inputs, padding = tf.pad(inputs, [[0, 0], [before, 0], [0, 0]]), "valid"
+    outputs = record.convolution(
+        inputs[:, tf.newaxis],
+        layer.kernel,
+        strides=(stride, stride),
+        padding=padding.upper(),
+        dilations=(1, dilation),
+    )
+    outputs = outputs[:, 0]
+    if layer.use_bias:
+        outputs = record.bias(outputs, layer.bias)
+    return _activated(layer, outputs)
+
+
+@register_norm_rule(_layers.DepthwiseConv2D)
+def depthwise_conv2d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
+    """Every channel convolved alone."""
+    _plain(layer)
+    _channels_last(layer)
+    outputs = record.depthwise_convolution(
+        inputs,
+        _depthwise_kernel(layer),
+        strides=tuple(layer.strides),
+        padding=layer.padding.upper(),
+        dilations=tuple(layer.dilation_rate),
+    )
+    if layer.use_bias:
+        outputs = record.bias(outputs, layer.bias)
+    return _activated(layer, outputs)
+
+
+def _depthwise_kernel(layer: Any) -> Any:
+    kernel = getattr(layer, "depthwise_kernel", None)
+    return layer.kernel if kernel is None else kernel
+
+
+@register_norm_rule(_layers.SeparableConv2D)
+def separable_conv2d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
+    """Every channel convolved alone, then a convolution of size 1."""
+    _plain(layer)
+    _channels_last(layer)
+    outputs = record.depthwise_convolution(
+        inputs,
+        layer.depthwise_kernel,
+        strides=tuple(layer.strides),
+        padding=layer.padding.upper(),
+        dilations=tuple(layer.dilation_rate),
+    )
+    outputs = record.convolution(
+        outputs, layer.pointwise_kernel, strides=(1, 1), padding="VALID", dilations=(1, 1)
+    )
+    if layer.use_bias:
+        outputs = record.bias(outputs, layer.bias)
+    return _activated(layer, outputs)
+
+
+@register_norm_rule(_layers.Embedding)
+def embedding(layer: Any, record: Record, inputs: tf.Tensor, **_: Any) -> tf.Tensor:
+    """Entries of a table."""
+    _plain(layer)
+    if getattr(layer, "sparse", False) or isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
+        raise NoRule("its inputs are sparse or ragged")
+    ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+    return record.lookup(ids, layer.embeddings, tf.as_dtype(layer.compute_dtype))
+
+
+@register_norm_rule(_layers.LayerNormalization)
+def layer_normalization(layer: Any, record: Record, inputs: tf.Tensor, **_: Any) -> tf.Tensor:
+    """y = gamma (x - mean) / sqrt(variance + epsilon) + beta over the last axes of a row."""
+    if getattr(layer, "rms_scaling", False):
+        raise NoRule("rms_scaling=True")
+    rank = inputs.shape.rank
+    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+    axes = sorted(axis % rank for axis in axes)
+    if axes != list(range(rank - len(axes), rank)) or 0 in axes:
+        raise NoRule(f"axis={layer.axis!r} are not the last axes")
+    wide = tf.cast(inputs, tf.float32)
+    mean, variance = tf.nn.moments(wide, axes, keepdims=True)
+    outputs = (wide - mean) * tf.math.rsqrt(variance + layer.epsilon)
+    return tf.cast(_scaled_and_shifted(layer, record, outputs), layer.compute_dtype)
+
+
+@register_norm_rule(_layers.GroupNormalization)
+def group_normalization(layer: Any, record: Record, inputs: tf.Tensor, **_: Any) -> tf.Tensor:
+    """As LayerNormalization, over the places and the channels of one group of channels."""
+    rank = inputs.shape.rank
+    if layer.axis not in (-1, rank - 1) or rank < 3:
+        raise NoRule(f"axis={layer.axis!r} is not the last axis")
+    _known_size(inputs)
+    channels = int(inputs.shape[-1])
+    # Keras 2 keeps -1 for "each channel alone" and replaces it when the layer is built.
+    groups = channels if layer.groups == -1 else layer.groups
+    wide = tf.cast(inputs, tf.float32)
+    split = tf.reshape(wide, [-1, *inputs.shape[1:-1], groups, channels // groups])
+    axes = [*range(1, rank - 1), rank]
+    mean, variance = tf.nn.moments(split, axes, keepdims=True)
+    outputs = (split - mean) * tf.math.rsqrt(variance + layer.epsilon)
+    outputs = tf.reshape(outputs, [-1, *inputs.shape[1:]])
+    return tf.cast(_scaled_and_shifted(layer, record, outputs), layer.compute_dtype)
+
+
+def _scaled_and_shifted(layer: Any, record: Record, outputs: tf.Tensor) -> tf.Tensor:
+    if layer.scale:
+        outputs = record.scale(outputs, layer.gamma)
+    if layer.center:
+        outputs = record.bias(outputs, layer.beta)
+    return outputs
+
+
+@register_norm_rule(_layers.PReLU)
+def prelu(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
+    """y = relu(x) - alpha relu(-x)."""
+    _known_size(inputs)
+    return tf.nn.relu(inputs) - record.scale(tf.nn.relu(-inputs), layer.alpha)

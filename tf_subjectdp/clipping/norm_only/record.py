@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a layer's rule calls instead of the plain operation, so that norms can be taken afterwards.
+
+Knows variables and tensors; imports `uses` and `convolution`. A rule is the layer's forward pass
+written with a `Record`: every method computes what its TensorFlow counterpart would, and notes what
+the weight received. The weight's value is cut off from differentiation; any gradient that still
+reaches a weight therefore comes from a use that no rule knows, which is how such uses are found.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tf_subjectdp.clipping.norm_only import convolution
+from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Lookups, Use, one_use, product
+
+
+class NoRule(Exception):
+    """Raised by a rule for a configuration of its layer that it does not cover."""
+
+
+class _Note(NamedTuple):
+    """A weight's use: what is differentiated, and how its gradient becomes a `Use`."""
+
+    variable: int
+    watched: tf.Tensor
+    use: Callable[[tf.Tensor], Use]
+
+
+def identity_of(variable: Any) -> int:
+    """What tells variables apart, whatever wraps them (mixed precision, Keras 3)."""
+    inner = getattr(variable, "value", None)
+    if not isinstance(variable, tf.Variable) and isinstance(inner, tf.Variable):
+        variable = inner
+    return id(variable.handle)
+
+
+class Record:
+    """The uses of the weights in one traced forward pass.
+
+    Args:
+      tape: a tape that watches nothing by itself.
+      variables: the weights that are trained; others pass through without a note.
+      whole: whether everything is made in one go, without loops over parts, as a compiled program
+        needs it.
+    """
+
+    def __init__(
+        self, tape: tf.GradientTape, variables: Sequence[tf.Variable], *, whole: bool = False
+    ):
+        self._whole = whole
+        self._tape = tape
+        self._graph = tf.compat.v1.get_default_graph()
+        self._trained = {identity_of(v): v.shape for v in variables}
+        self._notes: list[_Note] = []
+        self._grams: dict = {}
+        self.received: list[tf.Tensor] = []
+        self.declared: list[tuple[list[tf.Tensor], list[tf.Tensor]]] = []
+
+    # -- for the engine -----------------------------------------------------------------------------
+
+    @property
+    def watched(self) -> list[tf.Tensor]:
+        """The tensors whose gradients `uses` needs."""
+        return [note.watched for note in self._notes]
+
+    def uses(self, gradients: Sequence[tf.Tensor | None]) -> dict[int, Use]:
+        """One `Use` a variable (keys: `identity_of`), from the gradients of the loss at `watched`."""
+        found: dict[int, list[Use]] = {}
+        for note, gradient in zip(self._notes, gradients, strict=True):
+            if gradient is not None:
+                found.setdefault(note.variable, []).append(note.use(gradient))
+        return {variable: one_use(uses) for variable, uses in found.items()}
+
+    # -- for rules ----------------------------------------------------------------------------------
+
+    def value(self, variable: Any, dtype: tf.DType | None = None) -> tf.Tensor:
+        """The weight's value, cut off from differentiation, in the type of the computation."""
+        value = tf.stop_gradient(tf.convert_to_tensor(variable))
+        return value if dtype is None else tf.cast(value, dtype)
+
+    def watch(self, tensor: tf.Tensor) -> None:
+        """Has a tensor differentiated that `note` names later; before anything is computed of it."""
+        self._tape.watch(tensor)
+
+    def note(
+        self,
+        variable: Any,
+        received: Sequence[tf.Tensor],
+        watched: tf.Tensor,
+        use: Callable[[tf.Tensor], Use],
+    ) -> None:
+        """Notes a use of a weight's `value`.
+
+        Args:
+          variable: the weight; one that is not trained is passed over.
+          received: tensors [n, ...] that the weight met, one entry a row; the engine proves it.
+          watched: where the loss is differentiated; nothing may have been computed of it, unless
+            `watch` was called.
+          use: makes the `Use` from the gradient at `watched`.
+        """
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise NoRule("it runs inside a loop, a condition or a function of its own")
+        key = identity_of(variable)
+        if key in self._trained:
+            self._tape.watch(watched)
+            self._notes.append(_Note(key, watched, use))
+            self.received.extend(received)
+
+    def _noted(self, variable, inputs, output, use) -> tf.Tensor:
+        """The common case: the output of one tensor, row by row."""
+        self.declare([inputs], [output])
+        self.note(variable, [inputs], output, use)
+        return output
+
+    def declare(self, received: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> None:
+        """States that row i of each output depends on row i of the received tensors alone.
+
+        Both have one entry a row, [n, ...]. The engine does not look behind a declared output.
+        """
+        self.declared.append((list(received), list(outputs)))
+
+    def matmul(self, inputs: tf.Tensor, kernel: Any, *, transpose: bool = False) -> tf.Tensor:
+        """inputs [n, ..., i] times kernel [i, o] (or [o, i] with `transpose`) -> [n, ..., o]."""
+        value = self.value(kernel, inputs.dtype)
+        output = tf.linalg.matmul(_flat(inputs), value, transpose_b=transpose)
+        output = _unflat(output, inputs)
+        shape = kernel.shape
+        return self._noted(
+            kernel,
+            inputs,
+            output,
+            lambda d: product(inputs, d, shape, swapped=transpose, grams=self._grams),
+        )
+
+    def product(
+        self,
+        kernel: Any,
+        received: tf.Tensor,
+        watched: tf.Tensor,
+        gradient: Callable[[tf.Tensor], tf.Tensor] = lambda d: d,
+    ) -> None:
+        """Notes that the rule itself multiplied `received` [n, ..., i] by a kernel of i x o weights.
+
+        `gradient` turns the gradient at `watched` into [n, ..., o], aligned with `received`.
+        """
+        shape = kernel.shape
+        self.note(
+            kernel,
+            [received],
+            watched,
+            lambda d: product(received, gradient(d), shape, grams=self._grams),
+        )
+
+    def bias(self, inputs: tf.Tensor, bias: Any) -> tf.Tensor:
+        """inputs [n, ...] plus a bias that is broadcast to a row."""
+        output = inputs + self.value(bias, inputs.dtype)
+        shape = bias.shape
+        return self._noted(bias, inputs, output, lambda d: ItemGradients(_reduced(d, shape), shape))
+
+    def scale(self, inputs: tf.Tensor, factor: Any) -> tf.Tensor:
+        """inputs [n, ...] times a factor that is broadcast to a row."""
+        output = inputs * self.value(factor, inputs.dtype)
+        shape = factor.shape
+
+        def use(d):
+            terms = tf.cast(d, tf.float32) * tf.cast(inputs, tf.float32)
+            return ItemGradients(_reduced(terms, shape), shape)
+
+        return self._noted(factor, inputs, output, use)
+
+    def lookup(self, ids: tf.Tensor, table: Any, dtype: tf.DType | None = None) -> tf.Tensor:
+        """Entries [n, ..., d] of a table [v, d]; ids are integers [n, ...]."""
+        found = tf.gather(tf.stop_gradient(tf.convert_to_tensor(table)), ids)
+        output = found if dtype is None else tf.cast(found, dtype)
+        shape = table.shape
+        return self._noted(table, ids, output, lambda d: Lookups(ids, d, shape))
+
+    def convolution(
+        self,
+        inputs: tf.Tensor,
+        kernel: Any,
+        *,
+        strides: tuple[int, int],
+        padding: str,
+        dilations: tuple[int, int],
+    ) -> tf.Tensor:
+        """`tf.nn.conv2d` of images [n, h, w, c] with a kernel [kh, kw, c, o] or, for images of
+        height 1, [kw, c, o]; NoRule if their size is unknown."""
+        value = self.value(kernel, inputs.dtype)
+        value = value[tf.newaxis] if value.shape.rank == 3 else value
+        options = {"strides": strides, "padding": padding, "dilations": dilations}
+        window = _window(inputs, value.shape, options)
+        output = tf.nn.conv2d(inputs, value, **options)
+        shape = kernel.shape
+        return self._noted(
+            kernel,
+            inputs,
+            output,
+            lambda d: convolution.use(inputs, d, shape, window, whole=self._whole),
+        )
+
+    def depthwise_convolution(
+        self,
+        inputs: tf.Tensor,
+        kernel: Any,
+        *,
+        strides: tuple[int, int],
+        padding: str,
+        dilations: tuple[int, int],
+    ) -> tf.Tensor:
+        """`tf.nn.depthwise_conv2d` of images [n, h, w, c]; NoRule if their size is unknown."""
+        options = {"strides": strides, "padding": padding, "dilations": dilations}
+        window = _window(inputs, kernel.shape, options)
+        value = self.value(kernel, inputs.dtype)
+        output = tf.nn.depthwise_conv2d(
+            inputs, value, [1, *strides, 1], padding, dilations=dilations
+        )
+        shape = kernel.shape
+        return self._noted(
+            kernel,
+            inputs,
+            output,
+            lambda d: convolution.depthwise_use(inputs, d, shape, window),
+        )
+
+    def item_gradients(
+        self,
+        variable: Any,
+        received: Sequence[tf.Tensor],
+        output: tf.Tensor,
+        gradients: Callable[[tf.Tensor], tf.Tensor],
+    ) -> tf.Tensor:
+        """Notes a use by a function from the gradient at `output` to [n, *variable.shape]."""
+        shape = variable.shape
+        self.declare(received, [output])
+        self.note(variable, received, output, lambda d: ItemGradients(gradients(d), shape))
+        return output
+
+
+def _window(inputs: tf.Tensor, kernel_shape: Any, options: dict[str, Any]) -> convolution.Window:
+    if None in tuple(inputs.shape[1:]):
+        raise NoRule(f"inputs of shape {inputs.shape[1:]} have no fixed size")
+    return convolution.Window.of(inputs, kernel_shape, **options)
+
+
+def _flat(inputs: tf.Tensor) -> tf.Tensor:
+    return inputs if inputs.shape.rank == 2 else tf.reshape(inputs, [-1, inputs.shape[-1]])
+
+
+def _unflat(output: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    if like.shape.rank == 2:
+        return output
+    shape = tf.concat([tf.shape(like)[:-1], [output.shape[-1]]], 0)
+    output = tf.reshape(output, shape)
+    output.set_shape([*like.shape[:-1], output.shape[-1]])
+    return output
+
+
+def _reduced(gradient: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """Sums a row's gradient [n, ...] over the axes along which a weight was broadcast."""
+    gradient = tf.cast(gradient, tf.float32)
+    surplus = gradient.shape.rank - 1 - len(shape)
+    axes = list(range(1, 1 + surplus))
+    axes += [
+        1 + surplus + at
+        for at, size in enumerate(shape)
+        if size == 1 and gradient.shape[1 + surplus + at] != 1
+    ]
+    reduced = tf.reduce_sum(gradient, axes) if axes else gradient
+    return tf.reshape(reduced, [-1, *shape])
