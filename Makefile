@@ -16,7 +16,7 @@ SOURCES := tf_subjectdp tests $(wildcard examples benchmarks docs)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format lock clean
+.PHONY: help venv demo bench test lint format lock clean
 
 help:  ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,9 @@ $(STAMP): $(LOCK) $(METADATA)
 
 demo: venv  ## train InstEval with and without privacy, print the table, write the figure
 	$(BIN)/python examples/insteval.py $(ARGS)
+
+bench: venv  ## time private steps against ordinary ones and other libraries, a quarter of an hour
+	$(BIN)/python benchmarks/steps $(ARGS)
 
 # Exit status 5 of pytest: nothing selected, which ARGS='-k ...' may well mean for one of the two.
 test: venv  ## run the whole test suite, quick tests first

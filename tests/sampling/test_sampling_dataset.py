@@ -10,6 +10,8 @@ from tf_subjectdp.sampling import PoissonItems, Shuffle, SubjectTable, fresh_rng
 
 tf = pytest.importorskip("tensorflow")
 
+from tf_subjectdp.sampling.dataset import blocks  # noqa: E402
+
 N = 40
 SUBJECT = np.arange(N) % 7
 
@@ -86,6 +88,50 @@ def test_cardinality_is_the_number_of_steps_at_every_pass():
     assert int(dataset.cardinality()) == 13
     assert len(dataset) == 13
     assert [len(rows_of(dataset)) for _ in range(3)] == [13] * 3
+
+
+@pytest.mark.parametrize("pad_to", [None, 4])
+def test_steps_keep_their_order_rows_and_pass_number_over_many_blocks(pad_to):
+    rng = np.random.default_rng(1)
+    drawn = [rng.integers(0, N, rng.integers(0, 9)) for _ in range(500)]
+    dataset = make(*drawn, pad_to=pad_to)
+    passes = []
+    for _ in range(2):
+        elements = list(dataset)
+        assert [int(extras["step"]) for _, _, extras in elements] == list(range(500))
+        for rows, (x, _, extras) in zip(drawn, elements, strict=True):
+            assert np.asarray(x)[np.asarray(extras["mask"]), 0].tolist() == rows.tolist()
+            # Padding of the step itself, none that comes from its neighbours in a block.
+            assert x.shape[0] == max(-(-rows.size // (pad_to or 1)), 1) * (pad_to or 1)
+        (number,) = {int(extras["pass"]) for _, _, extras in elements}
+        assert number >= 0
+        passes.append(number)
+    assert passes[0] != passes[1]
+
+
+def test_blocks_hold_every_draw_once_in_order_and_stay_small():
+    rng = np.random.default_rng(2)
+    lengths = [*rng.integers(0, 5000, 400), 300_000, *rng.integers(0, 50, 400), 300_000]
+    draws = [np.full(length, number) for number, length in enumerate(lengths)]
+    runs = list(blocks(iter(draws)))
+    assert [draw.tolist() for block in runs for draw in block] == [d.tolist() for d in draws]
+    assert len(runs[0]) == 1 and 32 <= max(map(len, runs)) <= 64
+    for block in runs:
+        assert len(block) == 1 or len(block) * max(map(len, block)) <= 65_536
+    assert list(blocks(iter([]))) == []
+
+
+def test_the_first_step_waits_for_few_draws_however_long_the_plan():
+    drawn = []
+
+    def endless():
+        while True:
+            drawn.append(1)
+            yield np.arange(3)
+
+    iterator = iter(to_dataset(features(), endless, 10**9, fingerprint=0))
+    next(iterator)
+    assert len(drawn) < 64
 
 
 def test_a_sampler_that_stops_early_is_an_error():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,11 @@ import tensorflow as tf
 from tf_subjectdp.sampling._checks import positive_int
 from tf_subjectdp.sampling.fingerprint import MARK
 
-# Row numbers are small, so Python may draw far ahead and need not take turns with the training
-# loop at every step; of the features themselves only the next batches are held ready.
-_ROWS_AHEAD = 32
+# Python and TensorFlow take turns once a block of steps: a turn costs more time than gathering a
+# small batch. Row numbers are small, so a block may be drawn ahead of its time; of the features
+# themselves only the next batches are held ready.
+_BLOCK_STEPS = 64
+_BLOCK_NUMBERS = 65_536
 _BATCHES_AHEAD = 2
 
 
@@ -77,14 +79,13 @@ def to_dataset(
         drawn_by_seed = tf.constant(bool(seeded))
 
     def draws() -> Iterator[np.ndarray]:
-        # The pass travels in front of the rows: a second array would cost as much as the gathering.
-        this_pass = (np.frombuffer(os.urandom(8), np.uint64) >> np.uint64(1)).astype(np.int64)
-        for rows in itertools.islice(indices_factory(), steps):
-            yield np.concatenate([this_pass, pad_rows(rows, pad_to)])
+        this_pass = int.from_bytes(os.urandom(8), "big") >> 1
+        for rows in blocks(itertools.islice(indices_factory(), steps)):
+            yield pack([pad_rows(drawn, pad_to) for drawn in rows], this_pass)
 
     @tf.autograph.experimental.do_not_convert
-    def gather(step: tf.Tensor, drawn: tf.Tensor) -> tuple[Any, Any, dict[str, tf.Tensor]]:
-        this_pass, padded = drawn[0], drawn[1:]
+    def gather(step: tf.Tensor, packed: tf.Tensor) -> tuple[Any, Any, dict[str, tf.Tensor]]:
+        this_pass, padded = packed[0], packed[2 : 2 + packed[1]]
         mask = padded >= 0
         rows = tf.maximum(padded, 0)
 
@@ -103,10 +104,10 @@ def to_dataset(
         }
         return _map_leaves(take, x), _map_leaves(take, y), extras
 
-    # one array a step: every further one costs as much time as the gathering does
-    signature = tf.TensorSpec([None], tf.int64)
-    dataset = tf.data.Dataset.from_generator(draws, output_signature=signature)
-    dataset = dataset.prefetch(_ROWS_AHEAD).enumerate().map(gather).prefetch(_BATCHES_AHEAD)
+    # one array a block: every further one would cost a turn of its own
+    signature = tf.TensorSpec([None, None], tf.int64)
+    dataset = tf.data.Dataset.from_generator(draws, output_signature=signature).prefetch(1)
+    dataset = dataset.unbatch().enumerate().map(gather).prefetch(_BATCHES_AHEAD)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
     # tf.data's graph rewrites have nothing to improve here and would copy the features once more
     options = tf.data.Options()
@@ -114,6 +115,37 @@ def to_dataset(
     dataset = dataset.with_options(options)
     setattr(dataset, MARK, int(fingerprint))
     return dataset
+
+
+def blocks(draws: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    """Runs of consecutive draws that `pack` makes one array of bounded size.
+
+    The first run is one draw, so that the first step waits for nothing more; then they double.
+    A draw that is larger than the bound is a run of its own.
+    """
+    block: list[np.ndarray] = []
+    longest, most = 0, 1
+    for rows in draws:
+        longest = max(longest, len(rows))
+        if block and (len(block) + 1) * longest > _BLOCK_NUMBERS:
+            yield block
+            block, longest = [], len(rows)
+        block.append(rows)
+        if len(block) == most:
+            yield block
+            block, longest, most = [], 0, min(2 * most, _BLOCK_STEPS)
+    if block:
+        yield block
+
+
+def pack(draws: Sequence[np.ndarray], number: int) -> np.ndarray:
+    """One int64 row a draw: the number of the pass, the draw's length, the draw, zeros."""
+    packed = np.zeros((len(draws), 2 + max(map(len, draws))), np.int64)
+    packed[:, 0] = number
+    for line, drawn in zip(packed, draws, strict=True):
+        line[1] = drawn.size
+        line[2 : 2 + drawn.size] = drawn
+    return packed
 
 
 def pad_rows(rows: np.ndarray, multiple: int) -> np.ndarray:
