@@ -450,3 +450,197 @@ def test_an_empty_batch_of_the_compiled_program_adds_nothing():
 def test_options_that_contradict_each_other_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         EngineOptions(**options)
+
+
+# -- what a hostile reader found ------------------------------------------------------------------------
+
+
+def test_a_term_whose_norm_overflows_only_in_sum_is_left_out_and_counted():
+    given = K.Input([1])
+    heads = [L.Dense(1, use_bias=False, kernel_initializer="ones")(given) for _ in range(2)]
+    model = K.Model(given, L.Add()(heads))
+    variables = [compat.raw(v) for v in model.trainable_variables]
+    rows = tf.constant([[1.6e19], [1.0]])
+
+    def row_function(rows):
+        return model(rows)[:, 0], ()
+
+    for jit in (False, True):
+        found = tf.function(
+            lambda jit=jit: clipping.clipped_sum(
+                row_function,
+                variables,
+                rows,
+                partition.item_terms(tf.ones([2], tf.bool)),
+                1.0,
+                strategy="norm_only",
+                options=EngineOptions(jit_compile=jit),
+                layers=compat.all_layers(model),
+            ),
+            autograph=False,
+        )()
+        assert float(tf.linalg.global_norm(found.total)) <= 1.0 + 1e-6
+        assert float(found.non_finite) == 1.0
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+@pytest.mark.parametrize("kind", ["positions", "people"])
+def test_terms_that_nearly_cancel_are_clipped_all_the_same(scale, kind):
+    """In float32 the squares of such a norm come out negative."""
+    width = 1024
+    a, b = np.float32(1.9985723), np.float32(2.0025694)
+    layer = L.Dense(width, use_bias=False)
+    if kind == "positions":
+        rows, sign, shape = np.full((1, 2, width), a, np.float32), [[[1.0], [-1.0]]], [2, width]
+        rows[:, 1] = b
+        terms = partition.item_terms(tf.ones([1], tf.bool))
+    else:
+        rows, sign, shape = np.full((2, width), a, np.float32), [[1.0], [-1.0]], [width]
+        rows[1] = b
+        terms = people(0, 0)
+    model = K.Sequential([K.Input(shape), layer])
+    weights = tf.constant(np.array(sign, np.float32) * scale)
+
+    def row_function(rows):
+        values, sign = rows
+        return tf.reduce_sum(tf.reshape(model(values) * sign, [tf.shape(sign)[0], -1]), 1), ()
+
+    variables = [compat.raw(layer.kernel)]
+    given = (tf.constant(rows), weights)
+    found = tf.function(
+        lambda: clipping.clipped_sum(
+            row_function,
+            variables,
+            given,
+            terms,
+            0.01,
+            strategy="norm_only",
+            layers=compat.all_layers(model),
+        ),
+        autograph=False,
+    )()
+    assert 0.009 < float(tf.linalg.global_norm(found.total)) <= 0.01 * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("ids", [[[4], [0], [1]], [[3], [-1], [1]]])
+def test_ids_out_of_range_do_not_reach_into_another_row(ids):
+    model = K.Sequential([K.Input([1], dtype="int32"), L.Embedding(4, 1), L.Flatten()])
+    weights = tf.constant([-1e3, 1e3, 1.0])
+    table = [compat.raw(v) for v in model.trainable_variables]
+
+    def row_function(rows):
+        looked_up, weight = rows
+        return model(looked_up)[:, 0] * weight, ()
+
+    found = tf.function(
+        lambda: clipping.clipped_sum(
+            row_function,
+            table,
+            (tf.constant(ids, tf.int32), weights),
+            partition.item_terms(tf.ones([3], tf.bool)),
+            1.0,
+            strategy="norm_only",
+            options=EngineOptions(jit_compile=True),
+            layers=compat.all_layers(model),
+        ),
+        autograph=False,
+    )()
+    assert float(tf.reduce_max(tf.abs(found.total[0]))) <= 1.0 + 1e-6
+
+
+@tf.custom_gradient
+def bounded_backward(x):
+    return tf.identity(x), lambda d: tf.clip_by_norm(d, 1.0)
+
+
+class Same(L.Layer):
+    """Draws the same numbers at every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = tf.random.Generator.from_seed(3)
+
+    def call(self, inputs):
+        self.generator.reset_from_seed(3)
+        return inputs + self.generator.normal(tf.shape(inputs))
+
+
+@pytest.mark.parametrize("layer", [L.Lambda(bounded_backward), Same()])
+def test_gradients_of_their_own_and_draws_that_repeat_go_to_the_general_engine(layer):
+    model = K.Sequential([K.Input([3]), L.Dense(4), layer, L.Dense(2)])
+    variables = [compat.raw(v) for v in model.trainable_variables]
+    from tf_subjectdp.clipping import norm_only
+
+    reason = norm_only.why_not(
+        row_loss(model), variables, specs(numbers(4, 3)), compat.all_layers(model)
+    )
+    assert reason
+
+
+def test_a_gradient_within_the_model_goes_to_the_general_engine():
+    model = K.Sequential([K.Input([3]), L.Dense(2, use_bias=False)])
+
+    def row_function(rows):
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            outputs = tf.reduce_sum(model(rows), 1)
+        penalty = tf.reduce_sum(tf.square(tape.gradient(outputs, rows)), 1)
+        return outputs + penalty, ()
+
+    assert "looks inside layer" in why_not(model, numbers(4, 3), row_function)
+
+
+def tanh(x):
+    return 1.7159 * tf.tanh(2.0 * x / 3.0)
+
+
+def test_an_activation_of_a_known_name_is_not_taken_for_the_known_one():
+    model = K.Sequential([K.Input([4, 3]), L.LSTM(4, activation=tanh), L.Dense(2)])
+    assert "activation=" in why_not(model, numbers(4, 4, 3))
+
+
+def test_a_last_output_that_is_masked_may_be_zero():
+    if compat.KERAS_3:
+        options = {"zero_output_for_mask": True}
+    else:
+        options = {"zero_output_for_mask": True}
+    model = K.Sequential(
+        [K.Input([5], dtype="int32"), L.Embedding(6, 3, mask_zero=True), L.LSTM(4, **options)]
+    )
+    ids = tf.constant([[1, 2, 3, 0, 0], [1, 2, 3, 4, 5], [0, 0, 0, 0, 0], [2, 0, 3, 0, 1]])
+    check(model, ids, (0, 0, 1, 2))
+
+
+def test_a_replaced_method_and_a_replaced_weight_leave_the_layer_without_a_rule():
+    model = K.Sequential([K.Input([6, 6, 2]), L.Conv2D(3, 3), L.Flatten(), L.Dense(2)])
+    conv = model.layers[0]
+    object.__setattr__(conv, "convolution_op", lambda x, k: tf.nn.conv2d(x, 2.0 * k, 1, "VALID"))
+    assert "not norm_only" in why_not(model, numbers(4, 6, 6, 2))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(L.Conv1D(64, 3), [4, 32]), (L.LayerNormalization(axis=[2, 1]), [4, 3])],
+)
+def test_unusual_shapes_are_served_or_left_to_the_general_engine(layer, shape):
+    model = K.Sequential([K.Input(shape), layer, L.Flatten(), L.Dense(2)])
+    rows = numbers(4, *shape)
+    if why_not(model, rows) == "":
+        check(model, rows, (0, 1, 1, 2))
+
+
+def test_a_frozen_layer_within_a_function_of_its_own_is_no_error():
+    frozen = L.Dense(3)
+    frozen(tf.zeros([1, 3]))
+    frozen.trainable = False
+    model = K.Sequential([K.Input([3]), L.Dense(3)])
+    inner = tf.function(lambda x: frozen(x))
+
+    def row_function(rows):
+        return tf.reduce_sum(inner(model(rows)), 1), ()
+
+    variables = [compat.raw(v) for v in model.trainable_variables]
+    from tf_subjectdp.clipping import norm_only
+
+    layers = [*compat.all_layers(model), frozen]
+    assert isinstance(norm_only.why_not(row_function, variables, specs(numbers(4, 3)), layers), str)

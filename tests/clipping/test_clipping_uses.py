@@ -7,7 +7,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_subjectdp.clipping.norm_only import convolution, uses
+from tf_subjectdp.clipping.norm_only import convolution, products, uses
+from tf_subjectdp.clipping.norm_only import groups as grouping
 
 ROWS = 6
 GROUPS = np.array([0, 0, 1, 2, 2, 2])
@@ -20,7 +21,7 @@ def rng(seed=0):
 
 def dense():
     x, d = rng().normal(size=(ROWS, 3)), rng(1).normal(size=(ROWS, 4))
-    return uses.Product(tf.constant(x, tf.float32), tf.constant(d, tf.float32), [3, 4]), [
+    return products.Product(tf.constant(x, tf.float32), tf.constant(d, tf.float32), [3, 4]), [
         np.outer(a, b) for a, b in zip(x, d, strict=True)
     ]
 
@@ -30,7 +31,7 @@ def sequence(length=5, swapped=False):
     made = [sum(np.outer(a[t], b[t]) for t in range(length)) for a, b in zip(x, d, strict=True)]
     shape = [4, 3] if swapped else [3, 4]
     made = [m.T for m in made] if swapped else made
-    use = uses.Product(
+    use = products.Product(
         tf.constant(x, tf.float32), tf.constant(d, tf.float32), shape, swapped=swapped
     )
     return use, made
@@ -100,7 +101,7 @@ def groups(in_order):
     order = np.arange(ROWS) if in_order else np.array([3, 0, 5, 1, 2, 4])
     ids = np.empty(ROWS, np.int32)
     ids[order] = GROUPS
-    made = uses.Groups(tf.constant(ids), tf.constant(SCALE), tf.constant(3), in_order=in_order)
+    made = grouping.Groups(tf.constant(ids), tf.constant(SCALE), tf.constant(3), in_order=in_order)
     return made, ids
 
 
@@ -157,7 +158,7 @@ def test_two_uses_of_one_weight_are_one_with_the_sum_of_their_gradients():
 
 
 def test_two_uses_of_different_kinds_are_joined_as_item_gradients():
-    tied = uses.Product(tf.ones([ROWS, 4]), tf.ones([ROWS, 2]), [4, 2])
+    tied = products.Product(tf.ones([ROWS, 4]), tf.ones([ROWS, 2]), [4, 2])
     joined = uses.one_use([lookups()[0], tied])
     expected = [m + 1.0 for m in lookups()[1]]
     np.testing.assert_allclose(joined.item_gradients(), expected, rtol=1e-5, atol=1e-6)
@@ -182,12 +183,12 @@ def test_a_norm_is_not_underestimated_where_a_row_s_steps_cancel(length, cancels
         d[:, -1] *= 1e-4
     x, d = x.astype(np.float32), d.astype(np.float32)
     exact = np.einsum("nti,nto->nio", x.astype(np.float64), d.astype(np.float64))
-    use = uses.Product(tf.constant(x), tf.constant(d), [5, 3])
+    use = products.Product(tf.constant(x), tf.constant(d), [5, 3])
     found = np.sqrt(use.item_squares().numpy()[0].astype(np.float64))
     assert found >= np.linalg.norm(exact) * (1.0 - 1e-5)
-    every = uses.Groups(tf.constant([0]), tf.constant([1.0]), tf.constant(1), in_order=True)
-    rows = uses.Product(tf.constant(x[0]), tf.constant(d[0]), [5, 3])
-    one = uses.Groups(
+    every = grouping.Groups(tf.constant([0]), tf.constant([1.0]), tf.constant(1), in_order=True)
+    rows = products.Product(tf.constant(x[0]), tf.constant(d[0]), [5, 3])
+    one = grouping.Groups(
         tf.zeros([length], tf.int32), tf.ones([length]), tf.constant(1), in_order=True
     )
     grouped = np.sqrt(rows.group_squares(one).numpy()[0].astype(np.float64))
@@ -199,14 +200,14 @@ def test_a_norm_is_not_underestimated_where_a_row_s_steps_cancel(length, cancels
 def test_a_factor_whose_squares_vanish_in_float32_still_counts(received, gradient):
     x = tf.fill([1, 4], tf.constant(received, tf.float32))
     d = tf.fill([1, 4], tf.constant(gradient, tf.float32))
-    found = uses.Product(x, d, [4, 4]).item_squares().numpy()[0]
+    found = products.Product(x, d, [4, 4]).item_squares().numpy()[0]
     assert found >= (4 * received * gradient) ** 2
 
 
 def test_the_cheaper_form_is_chosen_by_the_shapes():
     long, short = tf.zeros([2, 50, 4]), tf.zeros([2, 3, 100])
-    assert isinstance(uses.product(long, tf.zeros([2, 50, 4]), [4, 4]), uses.ItemGradients)
-    assert isinstance(uses.product(short, tf.zeros([2, 3, 80]), [100, 80]), uses.Product)
+    assert isinstance(products.product(long, tf.zeros([2, 50, 4]), [4, 4]), uses.ItemGradients)
+    assert isinstance(products.product(short, tf.zeros([2, 3, 80]), [100, 80]), products.Product)
     few, many = tf.zeros([2, 2, 2, 64]), tf.zeros([2, 16, 16, 3])
     window = convolution.Window.of(few, [2, 2, 64, 99], strides=(1, 1), padding="SAME")
     use = convolution.use(few, tf.zeros([2, 2, 2, 99]), [2, 2, 64, 99], window)

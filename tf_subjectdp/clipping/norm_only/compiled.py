@@ -57,8 +57,8 @@ def clipped_sum(
 def _sum_of_all(passed, variables, partition, clip_norm):
     keep = strategy.finite_rows(passed.uses)
     passed = passed._replace(uses={k: use.of_rows(keep) for k, use in passed.uses.items()})
-    bad = tf.reduce_sum(tf.cast(~keep & (partition.group >= 0), tf.float32))
-    total, counts, _ = strategy.sum_of_uses(
+    total, counts, finite = strategy.sum_of_uses(
         passed.uses, variables, partition, clip_norm, in_order=False
     )
+    bad = strategy.count_bad(keep, partition, finite)
     return total, tf.concat([counts, [bad]], 0)

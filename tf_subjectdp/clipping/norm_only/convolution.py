@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses of convolution kernels. Knows windows over images; imports `uses` alone.
+"""Uses of convolution kernels. Knows windows over images; imports `uses` and `products`.
 
 A convolution's gradient for one image is a matrix product of its patches with the gradient at its
 output. The patches are never all held at once: they are laid out along the window's width, and the
@@ -10,14 +10,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_subjectdp.clipping.norm_only.uses import (
-    Groups,
-    ItemGradients,
-    Product,
-    Use,
-    squares_of_rows,
-    zeroed,
-)
+from tf_subjectdp.clipping.norm_only.groups import Groups
+from tf_subjectdp.clipping.norm_only.products import Product
+from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Use, squares_of_rows, zeroed
 
 # Images a block: what they need at once stays in memory that is used again, not new at each step.
 _BLOCK_ELEMENTS = 16 * 2**20
@@ -195,7 +190,7 @@ class PatchProduct(Product):
         shaped = weight[:, tf.newaxis, tf.newaxis, tf.newaxis]
         gradient = tf.reshape(self._gradient, [-1, *self._window.output, self._gradient.shape[-1]])
         sides = zip(self._window.before, self._window.after, strict=True)
-        return tf.raw_ops.Conv2DBackpropFilter(
+        total = tf.raw_ops.Conv2DBackpropFilter(
             input=self._images,
             filter_sizes=[*self._window.kernel, *self.shape.as_list()[-2:]],
             out_backprop=gradient * shaped,
@@ -204,6 +199,7 @@ class PatchProduct(Product):
             padding="EXPLICIT",
             explicit_paddings=[0, 0, *[size for side in sides for size in side], 0, 0],
         )
+        return tf.reshape(total, self.shape)
 
     def of_rows(self, keep: tf.Tensor) -> Use:
         images = zeroed(self._images, keep)

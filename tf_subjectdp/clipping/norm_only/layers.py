@@ -26,16 +26,20 @@ def _activated(layer: Any, outputs: tf.Tensor) -> tf.Tensor:
     return outputs if activation is None else activation(outputs)
 
 
-def _channels_last(layer: Any) -> None:
+def _images(layer: Any, inputs: tf.Tensor, rank: int = 4) -> None:
     if layer.data_format != "channels_last":
         raise NoRule(f"data_format={layer.data_format!r}")
+    if inputs.shape.rank != rank:
+        raise NoRule(f"inputs of shape {inputs.shape}")
 
 
 @register_norm_rule(_layers.Dense)
 def dense(layer: Any, record: Record, inputs: tf.Tensor, **_: Any) -> tf.Tensor:
     """y = activation(x W + b), x of any rank."""
     _plain(layer)
-    inputs = tf.cast(tf.convert_to_tensor(inputs), layer.compute_dtype)
+    if not isinstance(inputs, tf.Tensor):
+        raise NoRule("its inputs are sparse or ragged")
+    inputs = tf.cast(inputs, layer.compute_dtype)
     outputs = record.matmul(inputs, layer.kernel)
     if layer.use_bias:
         outputs = record.bias(outputs, layer.bias)
@@ -94,7 +98,7 @@ def _turned(tensor, letters: str, rows: str, places: list[str], inner: list[str]
 def conv2d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
     """y = activation(x * W + b) over images."""
     _plain(layer)
-    _channels_last(layer)
+    _images(layer, inputs)
     outputs = _convolved(layer, record, inputs, layer.strides, layer.dilation_rate, layer.padding)
     if layer.use_bias:
         outputs = record.bias(outputs, layer.bias)
@@ -124,7 +128,7 @@ def _known_size(inputs: tf.Tensor) -> None:
 def conv1d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
     """y = activation(x * W + b) over sequences: images of height 1."""
     _plain(layer)
-    _channels_last(layer)
+    _images(layer, inputs, rank=3)
     if layer.groups != 1:
         raise NoRule(f"groups={layer.groups}")
     stride, dilation = layer.strides[0], layer.dilation_rate[0]
@@ -149,7 +153,7 @@ def conv1d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
 def depthwise_conv2d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
     """Every channel convolved alone."""
     _plain(layer)
-    _channels_last(layer)
+    _images(layer, inputs)
     outputs = record.depthwise_convolution(
         inputs,
         _depthwise_kernel(layer),
@@ -171,7 +175,7 @@ def _depthwise_kernel(layer: Any) -> Any:
 def separable_conv2d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
     """Every channel convolved alone, then a convolution of size 1."""
     _plain(layer)
-    _channels_last(layer)
+    _images(layer, inputs)
     outputs = record.depthwise_convolution(
         inputs,
         layer.depthwise_kernel,
@@ -204,10 +208,10 @@ def layer_normalization(layer: Any, record: Record, inputs: tf.Tensor, **_: Any)
         raise NoRule("rms_scaling=True")
     rank = inputs.shape.rank
     axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
-    axes = sorted(axis % rank for axis in axes)
+    axes = [axis % rank for axis in axes]
     if axes != list(range(rank - len(axes), rank)) or 0 in axes:
         raise NoRule(f"axis={layer.axis!r} are not the last axes")
-    wide = tf.cast(inputs, tf.float32)
+    wide = _at_least_float32(inputs)
     mean, variance = tf.nn.moments(wide, axes, keepdims=True)
     outputs = (wide - mean) * tf.math.rsqrt(variance + layer.epsilon)
     return tf.cast(_scaled_and_shifted(layer, record, outputs), layer.compute_dtype)
@@ -223,13 +227,17 @@ def group_normalization(layer: Any, record: Record, inputs: tf.Tensor, **_: Any)
     channels = int(inputs.shape[-1])
     # Keras 2 keeps -1 for "each channel alone" and replaces it when the layer is built.
     groups = channels if layer.groups == -1 else layer.groups
-    wide = tf.cast(inputs, tf.float32)
+    wide = _at_least_float32(inputs)
     split = tf.reshape(wide, [-1, *inputs.shape[1:-1], groups, channels // groups])
     axes = [*range(1, rank - 1), rank]
     mean, variance = tf.nn.moments(split, axes, keepdims=True)
     outputs = (split - mean) * tf.math.rsqrt(variance + layer.epsilon)
     outputs = tf.reshape(outputs, [-1, *inputs.shape[1:]])
     return tf.cast(_scaled_and_shifted(layer, record, outputs), layer.compute_dtype)
+
+
+def _at_least_float32(inputs: tf.Tensor) -> tf.Tensor:
+    return inputs if inputs.dtype == tf.float64 else tf.cast(inputs, tf.float32)
 
 
 def _scaled_and_shifted(layer: Any, record: Record, outputs: tf.Tensor) -> tf.Tensor:

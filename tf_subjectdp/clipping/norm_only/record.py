@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a layer's rule calls instead of the plain operation, so that norms can be taken afterwards.
 
-Knows variables and tensors; imports `uses` and `convolution`. A rule is the layer's forward pass
-written with a `Record`: every method computes what its TensorFlow counterpart would, and notes what
-the weight received. The weight's value is cut off from differentiation; any gradient that still
-reaches a weight therefore comes from a use that no rule knows, which is how such uses are found.
+Knows variables and tensors; imports `uses`, `products` and `convolution`. A rule is the layer's
+forward pass written with a `Record`: every method computes what its TensorFlow counterpart would,
+and notes what the weight received. The weight's value is cut off from differentiation; any gradient
+that still reaches a weight therefore comes from a use that no rule knows, which is how such uses are
+found.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_subjectdp.clipping.norm_only import convolution
-from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Lookups, Use, one_use, product
+from tf_subjectdp.clipping.norm_only.products import product
+from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Lookups, Use, one_use
 
 
 class NoRule(Exception):
@@ -33,6 +35,8 @@ def identity_of(variable: Any) -> int:
     inner = getattr(variable, "value", None)
     if not isinstance(variable, tf.Variable) and isinstance(inner, tf.Variable):
         variable = inner
+    if not hasattr(variable, "handle"):
+        raise NoRule("a weight was replaced by something that is no variable")
     return id(variable.handle)
 
 
@@ -56,6 +60,7 @@ class Record:
         self._notes: list[_Note] = []
         self._grams: dict = {}
         self.received: list[tf.Tensor] = []
+        self._rules: list[tuple[int, int, set[str], str]] = []
         self.declared: list[tuple[list[tf.Tensor], list[tf.Tensor]]] = []
 
     # -- for the engine -----------------------------------------------------------------------------
@@ -72,6 +77,44 @@ class Record:
             if gradient is not None:
                 found.setdefault(note.variable, []).append(note.use(gradient))
         return {variable: one_use(uses) for variable, uses in found.items()}
+
+    def is_here(self) -> bool:
+        """Whether operations go into the graph that is recorded."""
+        if tf.executing_eagerly():
+            return False
+        return tf.compat.v1.get_default_graph() is self._graph
+
+    def begin(self) -> int:
+        """The number of operations before a layer's rule."""
+        return len(self._graph.get_operations())
+
+    def end(self, began: int, outputs: Any, layer: str) -> None:
+        """Notes which operations a rule made, and which of their tensors it handed out."""
+        shown = {t.name for t in tf.nest.flatten(outputs) if isinstance(t, tf.Tensor)}
+        self._rules.append((began, len(self._graph.get_operations()), shown, layer))
+
+    def leak(self) -> str:
+        """Why what went on inside a rule was used outside, as a gradient within the model does.
+
+        The weight's value is cut off from differentiation inside the rule, so such a use would be
+        lost without a trace. To be asked before the engine's own backward pass.
+        """
+        operations = self._graph.get_operations()
+        owner = {}
+        for number, (began, ended, _, _) in enumerate(self._rules):
+            for operation in operations[began:ended]:
+                # A placeholder is what the function captured, which later rules find there.
+                if operation.type != "Placeholder":
+                    owner[operation.name] = number
+        for operation in operations:
+            for tensor in operation.inputs:
+                number = owner.get(tensor.op.name)
+                if number is None or number == owner.get(operation.name):
+                    continue
+                _, _, shown, layer = self._rules[number]
+                if tensor.name not in shown:
+                    return f"{operation.type} {operation.name!r} looks inside {layer}"
+        return ""
 
     # -- for rules ----------------------------------------------------------------------------------
 
@@ -100,7 +143,7 @@ class Record:
             `watch` was called.
           use: makes the `Use` from the gradient at `watched`.
         """
-        if tf.compat.v1.get_default_graph() is not self._graph:
+        if not self.is_here():
             raise NoRule("it runs inside a loop, a condition or a function of its own")
         key = identity_of(variable)
         if key in self._trained:
@@ -119,6 +162,8 @@ class Record:
 
         Both have one entry a row, [n, ...]. The engine does not look behind a declared output.
         """
+        if not self.is_here():
+            raise NoRule("it runs inside a loop, a condition or a function of its own")
         self.declared.append((list(received), list(outputs)))
 
     def matmul(self, inputs: tf.Tensor, kernel: Any, *, transpose: bool = False) -> tf.Tensor:

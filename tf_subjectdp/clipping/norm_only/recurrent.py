@@ -16,6 +16,9 @@ from tf_subjectdp.clipping.norm_only.record import NoRule, Record
 from tf_subjectdp.clipping.norm_only.rules import register_norm_rule
 from tf_subjectdp.clipping.norm_only.uses import ItemGradients
 
+_TANH = (tf.keras.activations.tanh, tf.math.tanh)
+_SIGMOID = (tf.keras.activations.sigmoid, tf.math.sigmoid)
+
 
 @register_norm_rule(tf.keras.layers.LSTM)
 def lstm(
@@ -97,9 +100,10 @@ def _known(sequences, state, mask) -> list[tf.Tensor]:
 
 def _prepared(layer, sequences, mask, initial_state, *, states: int):
     """Refuses what the scans do not cover; reverses, fills in zero states."""
-    for name, expected in (("activation", "tanh"), ("recurrent_activation", "sigmoid")):
-        given = getattr(getattr(layer, name), "__name__", None)
-        if given != expected:
+    for name, known in (("activation", _TANH), ("recurrent_activation", _SIGMOID)):
+        given = getattr(layer, name)
+        # The function itself: another may bear its name.
+        if not any(given is function for function in known):
             raise NoRule(f"{name}={given!r}")
     for name in ("dropout", "recurrent_dropout", "stateful", "time_major"):
         if getattr(layer, name, False):
@@ -135,11 +139,10 @@ def _projected(record, sequences, kernel, bias) -> tf.Tensor:
 
 def _outputs(layer, record, known, found, last, mask) -> Any:
     """What Keras returns: the last output or all, and the states if asked for."""
-    outputs = found.last_output
-    if layer.return_sequences:
-        outputs = _rows_first(found.h)
-        if mask is not None and getattr(layer, "zero_output_for_mask", False):
-            outputs = tf.where(mask[..., tf.newaxis], outputs, tf.zeros_like(outputs))
+    outputs = _rows_first(found.h) if layer.return_sequences else found.last_output
+    if mask is not None and getattr(layer, "zero_output_for_mask", False):
+        shown = mask if layer.return_sequences else mask[:, -1]
+        outputs = tf.where(shown[..., tf.newaxis], outputs, tf.zeros_like(outputs))
     outputs, *last = (tf.cast(t, layer.compute_dtype) for t in (outputs, *last))
     record.declare(known, [outputs, *last])
     return [outputs, *last] if layer.return_state else outputs

@@ -310,15 +310,35 @@ class _Walk:
                 continue
             seen.add(tensor.name)
             if tensor.op.type == "RngReadAndSkip":
-                return True
+                # A state that is set back to a number gives the same draws again.
+                users = tensor.op.inputs[0].consumers()
+                return not any(user.type in ASSIGNS for user in users)
             if tensor.op.type == "ReadVariableOp":
-                if any(user.type in ASSIGNS for user in tensor.op.inputs[0].consumers()):
+                if any(_moves_on(user) for user in tensor.op.inputs[0].consumers()):
                     return True
             outer = self._argument(tensor)
             if outer is not None and self._caller[0]._fresh(outer):
                 return True
             stack.extend(tensor.op.inputs)
         return False
+
+
+def _moves_on(assignment: tf.Operation) -> bool:
+    """Whether an assignment makes a variable's new value out of its old one."""
+    if assignment.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
+        return True
+    if assignment.type not in ASSIGNS:
+        return False
+    handle, stack, seen = assignment.inputs[0], [assignment.inputs[1]], set()
+    while stack:
+        tensor = stack.pop()
+        if tensor.name in seen:
+            continue
+        seen.add(tensor.name)
+        if tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle:
+            return True
+        stack.extend(tensor.op.inputs)
+    return False
 
 
 def _mixed(op: tf.Operation, why: str) -> Mixed:

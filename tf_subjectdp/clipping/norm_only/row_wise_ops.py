@@ -36,6 +36,9 @@ Complex SelectV2 ClipByValue
 @rule(_ELEMENTWISE)
 def _elementwise(node: Node) -> State:
     if node.op.type == "IdentityN":
+        if "_gradient_op_type" in node.op.node_def.attr:
+            # Its backward pass may be anything, and only the forward pass is walked through.
+            raise Refused("has a gradient of its own")
         return node.states[0]  # the walk hands over the one input that this output repeats
     return broadcast(node, range(len(node.inputs)))
 

@@ -18,6 +18,8 @@ from tf_subjectdp.clipping.norm_only.record import NoRule, Record
 Rule = Callable[..., Any]
 
 _RULES: dict[type, Rule] = {}
+# What somebody may have replaced on a layer to make it compute something else.
+_METHODS = ("call", "convolution_op")
 # Layers are changed while they are traced; two threads must not trace one layer at a time.
 _TRACING = threading.RLock()
 
@@ -58,7 +60,8 @@ def register_norm_rule(layer_class: type, rule: Rule | None = None) -> Any:
 
 def rule_of(layer: Any) -> Rule | None:
     """The rule of exactly this layer's class; None if there is none, or its `call` was replaced."""
-    return None if "call" in vars(layer) else _RULES.get(type(layer))
+    replaced = any(name in vars(layer) for name in _METHODS)
+    return None if replaced else _RULES.get(type(layer))
 
 
 def registered() -> list[type]:
@@ -92,14 +95,27 @@ def recorded(layers: Sequence[Any], record: Record) -> Iterator[list[str]]:
 
 
 def _call(layer: Any, record: Record, declined: list[str]) -> Callable[..., Any]:
-    rule, original = rule_of(layer), layer.call
+    rule, original, thread = rule_of(layer), layer.call, threading.get_ident()
 
     @tf.autograph.experimental.do_not_convert
     def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return rule(layer, record, *args, **kwargs)
-        except NoRule as reason:
-            declined.append(f"layer {layer.name!r} ({type(layer).__name__}): {reason}")
+        if threading.get_ident() != thread:
             return original(*args, **kwargs)
+        name = f"layer {layer.name!r} ({type(layer).__name__})"
+        reason: object = "it runs inside a loop, a condition or a function of its own"
+        if record.is_here():
+            began = record.begin()
+            try:
+                outputs = rule(layer, record, *args, **kwargs)
+            except NoRule as declining:
+                reason = declining
+            except (AttributeError, TypeError, ValueError) as error:
+                # Keras's own `call` says it better if the inputs are at fault.
+                reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            else:
+                record.end(began, outputs, name)
+                return outputs
+        declined.append(f"{name}: {reason}")
+        return original(*args, **kwargs)
 
     return call

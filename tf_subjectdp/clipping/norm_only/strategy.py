@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_subjectdp.clipping import loop, norms
+from tf_subjectdp.clipping.norm_only.groups import Groups
 from tf_subjectdp.clipping.norm_only.record import Record, identity_of
 from tf_subjectdp.clipping.norm_only.row_wise import why_not_row_wise
 from tf_subjectdp.clipping.norm_only.rules import recorded
-from tf_subjectdp.clipping.norm_only.uses import UNKNOWN_LENGTH, Groups, Use, as_matrix
+from tf_subjectdp.clipping.norm_only.uses import UNKNOWN_LENGTH, Use, as_matrix
 from tf_subjectdp.clipping.partition import BatchPartition
 
 # From this many rows a group on average, an ordinary backward pass a group costs less.
@@ -63,10 +64,11 @@ def forward_backward(
         with recorded(layers, record) as declined:
             losses, predictions = row_function(rows)
         target = tf.reduce_sum(losses)
+        leak = record.leak()
     stray = tape.gradient(target, variables)
     gradients = tape.gradient(target, record.watched)
     del tape
-    reason = _reason(variables, stray, declined)
+    reason = _reason(variables, stray, declined) or leak
     if not reason:
         reason = as_written(why_not_row_wise)(
             [losses, *record.received], tf.nest.flatten(rows), record.declared
@@ -137,7 +139,7 @@ def sum_of_chunk(
 
     Returns:
       The sums; and float32 [3]: groups clipped, groups in all, rows that were not finite. Such a row
-      counts as zero; so does one whose squares overflow float32 (entries above 1e19).
+      counts as zero, and so does one (or a group) whose squares overflow float32.
     """
     given = (variables, partition, clip_norm)
     total, counts, finite = sum_of_uses(passed.uses, *given, in_order=in_order)
@@ -145,19 +147,25 @@ def sum_of_chunk(
     def without_bad_rows():
         keep = finite_rows(passed.uses)
         kept = {k: use.of_rows(keep) for k, use in passed.uses.items()}
-        total, counts, _ = sum_of_uses(kept, *given, in_order=in_order)
-        bad = tf.reduce_sum(tf.cast(~keep & (partition.group >= 0), tf.float32))
-        return total, tf.concat([counts, [bad]], 0)
+        total, counts, finite = sum_of_uses(kept, *given, in_order=in_order)
+        return total, tf.concat([counts, [count_bad(keep, partition, finite)]], 0)
 
     # Nearly always nothing is to be left out.
-    return tf.cond(finite, lambda: (total, tf.concat([counts, [0.0]], 0)), without_bad_rows)
+    return tf.cond(
+        tf.reduce_all(finite), lambda: (total, tf.concat([counts, [0.0]], 0)), without_bad_rows
+    )
+
+
+def count_bad(keep: tf.Tensor, partition: BatchPartition, finite: tf.Tensor) -> tf.Tensor:
+    """Rows that were left out, and groups that were not finite all the same."""
+    rows = tf.cast(~keep & (partition.group >= 0), tf.float32)
+    return tf.reduce_sum(rows) + tf.reduce_sum(tf.cast(~finite, tf.float32))
 
 
 def finite_rows(uses: dict[int, Use]) -> tf.Tensor:
     """Which rows have finite gradients with finite squares: bool [n]."""
-    finite = []
+    finite = [tf.math.is_finite(tf.add_n([use.item_squares() for use in uses.values()]))]
     for use in uses.values():
-        finite.append(tf.math.is_finite(use.item_squares()))
         for kept in use.kept_rows():
             finite.append(tf.math.is_finite(tf.reduce_sum(tf.abs(as_matrix(kept)), axis=1)))
     return tf.reduce_all(tf.stack(finite), axis=0)
@@ -199,7 +207,8 @@ def sum_of_uses(
         factors = tf.gather(partition.group_scale, tf.maximum(ids, 0))
     finite = tf.math.is_finite(term_norms)
     term_norms = tf.where(finite, term_norms, 0.0)
-    factors *= norms.clip_factors(term_norms, clip_norm) * present
+    # A norm that is not finite bounds nothing: such a term is left out.
+    factors *= norms.clip_factors(term_norms, clip_norm) * present * tf.cast(finite, tf.float32)
     clipped = tf.reduce_sum(tf.cast(term_norms > clip_norm, tf.float32) * present)
     weight = factors if partition.linear else tf.gather(factors, tf.maximum(of_row, 0))
     weight *= scale
@@ -207,7 +216,7 @@ def sum_of_uses(
     for variable in variables:
         use = uses_of.get(identity_of(variable))
         total.append(tf.zeros(variable.shape) if use is None else use.weighted(weight))
-    return total, tf.stack([clipped, tf.reduce_sum(present)]), tf.reduce_all(finite)
+    return total, tf.stack([clipped, tf.reduce_sum(present)]), finite
 
 
 def _total(squares: list[tf.Tensor], shape: tf.Tensor) -> tf.Tensor:

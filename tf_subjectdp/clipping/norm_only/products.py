@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uses of weights that multiply: norms from products of what they received and gave.
+
+Row i's gradient is sum_t x_it (outer) d_it, where x is what the weight received and d the gradient of
+the loss at what it put out; its square is a sum over pairs of positions (x_it . x_is)(d_it . d_is),
+and a group's a sum over pairs of its rows. Imports `uses` and `groups`.
+
+Rounding errs upwards: a norm that is taken for too small would clip too little.
+"""
+
+import tensorflow as tf
+
+from tf_subjectdp.clipping.norm_only.groups import Groups
+from tf_subjectdp.clipping.norm_only.uses import (
+    UNKNOWN_LENGTH,
+    ItemGradients,
+    Use,
+    as_matrix,
+    squares_of_rows,
+    zeroed,
+)
+
+# The smallest float32 number whose precision is full.
+_TINY = 1.2e-38
+# Products of a factor with itself are summed in float64: where a row's positions nearly cancel, what
+# is left of their sum would drown in float32's rounding, and the norm would come out too small.
+_WIDE = tf.float64
+_ROUNDING = 2.3e-16
+
+
+class Product(Use):
+    """The weight multiplied: received [n, i] or [n, t, i], gradients [n, o] or [n, t, o].
+
+    Args:
+      received: what the weight was multiplied with.
+      gradient: gradient of the loss at the product.
+      shape: the weight's shape, i x o entries in this order; o x i if `swapped`.
+      swapped: whether the weight is kept the other way round.
+      grams: a common store for the products of a tensor with itself, which several weights share.
+    """
+
+    def __init__(self, received, gradient, shape, *, swapped: bool = False, grams=None):
+        self.shape = tf.TensorShape(shape)
+        self._received = tf.cast(received, tf.float32)
+        self._gradient = tf.cast(gradient, tf.float32)
+        self._swapped = swapped
+        self._grams = {} if grams is None else grams
+
+    @property
+    def _sequence(self) -> bool:
+        return self._received.shape.rank == 3
+
+    def _gram(self, tensor: tf.Tensor) -> tf.Tensor:
+        key = tensor.ref()
+        if key not in self._grams:
+            self._grams[key] = _gram(tensor)
+        return self._grams[key]
+
+    def _floor(self, received_squares, gradient_squares):
+        """Squares of the two factors, with what float32 may have lost below its smallest numbers."""
+        received = received_squares + self._received.shape[-1] * _TINY
+        gradient = gradient_squares + self._gradient.shape[-1] * _TINY
+        return received, gradient
+
+    @property
+    def _rounding(self) -> float:
+        """Bound of the relative rounding error of a product of two entries of the Gram matrices."""
+        return _ROUNDING * (self._received.shape[-1] + self._gradient.shape[-1] + 2)
+
+    def item_squares(self) -> tf.Tensor:
+        if not self._sequence:
+            received, gradient = self._floor(
+                squares_of_rows(self._received), squares_of_rows(self._gradient)
+            )
+            return received * gradient
+        received, gradient = self._gram(self._received), self._gram(self._gradient)
+        squares = tf.reduce_sum(received * gradient, axis=[1, 2])
+        lengths = self._lengths(received, gradient)
+        return _upwards(squares, self._rounding * tf.square(tf.reduce_sum(lengths, axis=1)))
+
+    def group_squares(self, groups: Groups) -> tf.Tensor:
+        if self._sequence:
+            return self._squares_of_group_gradients(groups)
+        if not groups.sorted:
+            return self._squares_of_all_pairs(groups)
+        place, scale, less = groups.blocks()
+        return tf.cond(
+            less,
+            lambda: self._squares_of_blocks(place, scale),
+            lambda: self._squares_of_all_pairs(groups),
+        )
+
+    def _squares_of_blocks(self, place: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        """Pairs of rows within each group alone."""
+        received, gradient = (
+            _gram(block)
+            for block in (tf.gather(self._received, place), tf.gather(self._gradient, place))
+        )
+        scale = tf.cast(scale, _WIDE)
+        pairs = scale[:, :, tf.newaxis] * scale[:, tf.newaxis]
+        squares = tf.reduce_sum(received * gradient * pairs, axis=[1, 2])
+        lengths = self._lengths(received, gradient) * tf.abs(scale)
+        return _upwards(squares, self._rounding * tf.square(tf.reduce_sum(lengths, axis=1)))
+
+    def _squares_of_all_pairs(self, groups: Groups) -> tf.Tensor:
+        """All pairs of rows, those of two groups with weight 0."""
+        received, gradient = (_gram(factor) for factor in (self._received, self._gradient))
+        pairs = tf.cast(groups.pairs(), _WIDE)
+        per_row = tf.reduce_sum(received * gradient * pairs, axis=1)
+        lengths = self._lengths(received, gradient) * tf.abs(tf.cast(groups.scale, _WIDE))
+        real = tf.cast(groups.of_row >= 0, _WIDE)
+        squares = groups.sums(tf.stack([per_row * real, lengths * real], axis=1))
+        return _upwards(squares[:, 0], self._rounding * tf.square(squares[:, 1]))
+
+    def _lengths(self, received: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+        """The norm of each row's own gradient, or of each position's, from the products."""
+        factors = self._floor(tf.linalg.diag_part(received), tf.linalg.diag_part(gradient))
+        return tf.sqrt(factors[0]) * tf.sqrt(factors[1])
+
+    def _squares_of_group_gradients(self, groups: Groups) -> tf.Tensor:
+        if not groups.sorted:
+            scaled = groups.scale[:, tf.newaxis, tf.newaxis] * self._gradient
+            each = as_matrix(tf.matmul(self._received, scaled, transpose_a=True))
+            return squares_of_rows(groups.sums(each))
+        # One gradient at a time: no bigger than the weight, and matrix products of full size.
+        starts, ends = groups.bounds()
+        widths = self._received.shape[-1], self._gradient.shape[-1]
+
+        def body(number, squares):
+            start, end = starts[number], ends[number]
+            scale = groups.scale[start:end, tf.newaxis, tf.newaxis]
+            left = tf.reshape(self._received[start:end], [-1, widths[0]])
+            right = tf.reshape(self._gradient[start:end] * scale, [-1, widths[1]])
+            gradient = tf.matmul(left, right, transpose_a=True)
+            return number + 1, squares.write(number, 2.0 * tf.nn.l2_loss(gradient))
+
+        squares = tf.TensorArray(tf.float32, groups.count, element_shape=[])
+        _, squares = tf.while_loop(
+            lambda number, _: number < groups.count,
+            body,
+            (tf.constant(0), squares),
+            parallel_iterations=1,
+        )
+        return squares.stack()
+
+    def weighted(self, weight: tf.Tensor) -> tf.Tensor:
+        left, right = self._received, self._gradient
+        shaped = tf.reshape(weight, [-1] + [1] * (left.shape.rank - 1))
+        # The narrower factor is scaled, which costs less.
+        if left.shape[-1] < right.shape[-1]:
+            left *= shaped
+        else:
+            right *= shaped
+        if self._sequence:
+            left = tf.reshape(left, [-1, left.shape[-1]])
+            right = tf.reshape(right, [-1, right.shape[-1]])
+        if self._swapped:
+            left, right = right, left
+        return tf.reshape(tf.matmul(left, right, transpose_a=True), self.shape)
+
+    def item_gradients(self) -> tf.Tensor:
+        left, right = (
+            t if self._sequence else t[:, tf.newaxis] for t in (self._received, self._gradient)
+        )
+        if self._swapped:
+            left, right = right, left
+        return tf.reshape(tf.matmul(left, right, transpose_a=True), [-1, *self.shape])
+
+    def kept_rows(self) -> list[tf.Tensor]:
+        return [self._received, self._gradient]
+
+    def of_rows(self, keep: tf.Tensor) -> Use:
+        received, gradient = (zeroed(t, keep) for t in self.kept_rows())
+        return Product(received, gradient, self.shape, swapped=self._swapped)
+
+    def joined(self, other: "Product") -> "Product":
+        """The use of one weight at two places, as one: their positions side by side."""
+        sequences = []
+        for use in (self, other):
+            parts = (use._received, use._gradient)
+            sequences.append([t if use._sequence else t[:, tf.newaxis] for t in parts])
+        received, gradient = (tf.concat(pair, axis=1) for pair in zip(*sequences, strict=True))
+        return Product(received, gradient, self.shape, swapped=self._swapped)
+
+    def joins(self, other: Use) -> bool:
+        """Whether `joined` can take it."""
+        return isinstance(other, Product) and self._swapped == other._swapped
+
+
+def product(received, gradient, shape, *, swapped: bool = False, grams=None) -> Use:
+    """The use of a weight that multiplied, in the form that costs less to take the norm of.
+
+    Args: as `Product`; axes between the first and the last are positions.
+    """
+    if received.shape.rank > 3:
+        received, gradient = (_positions(t) for t in (received, gradient))
+    use = Product(received, gradient, shape, swapped=swapped, grams=grams)
+    if received.shape.rank == 3 and pairs_cost_more(received, gradient):
+        return ItemGradients(use.item_gradients(), shape)
+    return use
+
+
+def _gram(factor: tf.Tensor) -> tf.Tensor:
+    """[..., t, i] times itself, float64 [..., t, t]."""
+    factor = tf.cast(factor, _WIDE)
+    return tf.matmul(factor, factor, transpose_b=True)
+
+
+def _upwards(squares: tf.Tensor, error: tf.Tensor) -> tf.Tensor:
+    """float32 of a float64 number and what it may be too small by, rounded up."""
+    return tf.cast((squares + error) * (1.0 + 1.2e-7), tf.float32)
+
+
+def pairs_cost_more(received: tf.Tensor, gradient: tf.Tensor) -> bool:
+    """Whether all pairs of positions cost more than the gradient itself, [n, t, i] x [n, t, o]."""
+    length = received.shape[1] or UNKNOWN_LENGTH
+    inner, outer = received.shape[-1], gradient.shape[-1]
+    return length * (inner + outer) > inner * outer
+
+
+def _positions(tensor: tf.Tensor) -> tf.Tensor:
+    """[n, ..., i] -> [n, t, i]."""
+    size = tensor.shape[1:-1].num_elements()
+    size = tf.reduce_prod(tf.shape(tensor)[1:-1]) if size is None else size
+    flat = tf.reshape(tensor, tf.stack([tf.shape(tensor)[0], size, tensor.shape[-1]]))
+    flat.set_shape([None, tensor.shape[1:-1].num_elements(), tensor.shape[-1]])
+    return flat
