@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tf_subjectdp import clipping
-from tf_subjectdp.clipping import EngineOptions, partition
+from tf_subjectdp.clipping import EngineOptions, norm_only, partition
 from tf_subjectdp.keras import compat
 
 L = tf.keras.layers
@@ -569,8 +569,6 @@ class Same(L.Layer):
 def test_gradients_of_their_own_and_draws_that_repeat_go_to_the_general_engine(layer):
     model = K.Sequential([K.Input([3]), L.Dense(4), layer, L.Dense(2)])
     variables = [compat.raw(v) for v in model.trainable_variables]
-    from tf_subjectdp.clipping import norm_only
-
     reason = norm_only.why_not(
         row_loss(model), variables, specs(numbers(4, 3)), compat.all_layers(model)
     )
@@ -600,12 +598,12 @@ def test_an_activation_of_a_known_name_is_not_taken_for_the_known_one():
 
 
 def test_a_last_output_that_is_masked_may_be_zero():
-    if compat.KERAS_3:
-        options = {"zero_output_for_mask": True}
-    else:
-        options = {"zero_output_for_mask": True}
     model = K.Sequential(
-        [K.Input([5], dtype="int32"), L.Embedding(6, 3, mask_zero=True), L.LSTM(4, **options)]
+        [
+            K.Input([5], dtype="int32"),
+            L.Embedding(6, 3, mask_zero=True),
+            L.LSTM(4, zero_output_for_mask=True),
+        ]
     )
     ids = tf.constant([[1, 2, 3, 0, 0], [1, 2, 3, 4, 5], [0, 0, 0, 0, 0], [2, 0, 3, 0, 1]])
     check(model, ids, (0, 0, 1, 2))
@@ -640,7 +638,35 @@ def test_a_frozen_layer_within_a_function_of_its_own_is_no_error():
         return tf.reduce_sum(inner(model(rows)), 1), ()
 
     variables = [compat.raw(v) for v in model.trainable_variables]
-    from tf_subjectdp.clipping import norm_only
-
     layers = [*compat.all_layers(model), frozen]
     assert isinstance(norm_only.why_not(row_function, variables, specs(numbers(4, 3)), layers), str)
+
+
+def test_a_loss_that_depends_on_no_weight_adds_nothing():
+    model = small()
+    variables = [compat.raw(v) for v in model.trainable_variables]
+    terms = {"linear": partition.item_terms(tf.ones([3], tf.bool)), "grouped": people(0, 0, 1)}
+    for kind, rule in terms.items():
+        for jit in (False, True):
+
+            @tf.function(autograph=False)
+            def total(rule=rule, jit=jit):
+                return clipping.clipped_sum(
+                    lambda rows: (tf.reduce_sum(tf.stop_gradient(model(rows)), 1), ()),
+                    variables,
+                    numbers(3, 3),
+                    rule,
+                    1.0,
+                    strategy="norm_only",
+                    options=EngineOptions(jit_compile=jit),
+                    layers=compat.all_layers(model),
+                )
+
+            found = total()
+            assert float(tf.linalg.global_norm(found.total)) == 0.0, kind
+            assert float(found.non_finite) == 0.0
+
+
+def test_swish_as_a_layer_s_activation_is_served():
+    model = K.Sequential([K.Input([3]), L.Dense(4, "swish"), L.Dense(2)])
+    check(model, numbers(6, 3))

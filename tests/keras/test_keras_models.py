@@ -248,6 +248,15 @@ def test_a_compiled_run_gives_the_same_weights(box):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_compiling_the_model_again_without_xla_turns_it_off(box, plan):
+    model = box.compiled(plan, engine="auto", jit_compile=True)
+    assert model.optimizer.engine.jit_compile
+    model.compile(model.optimizer, loss="mse")
+    assert model.optimizer.engine.jit_compile
+    model.compile(model.optimizer, loss="mse", jit_compile=False)
+    assert not model.optimizer.engine.jit_compile
+
+
 def test_a_model_that_cannot_be_compiled_says_why(box, plan):
     layers = tf.keras.layers
     net = tf.keras.Sequential(

@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few places where Keras 2.14 and Keras 3 differ. Imports nothing of the package."""
+"""The few places where Keras 2.14 and Keras 3 differ. Imports `clipping.variables` alone."""
 
 from typing import Any
 
 import tensorflow as tf
 
+from tf_subjectdp.clipping.variables import raw
+
+__all__ = [
+    "KERAS_3",
+    "all_layers",
+    "counter",
+    "own_losses",
+    "raw",
+    "require_model",
+    "require_optimizer",
+    "seed_handles",
+]
+
 KERAS_3 = not str(getattr(tf.keras, "__version__", "2")).startswith("2")
-
-
-def raw(variable: Any) -> tf.Variable:
-    """The TensorFlow variable behind a Keras variable (Keras 3), or the variable itself."""
-    return variable.value if KERAS_3 and not isinstance(variable, tf.Variable) else variable
 
 
 def counter(name: str, value: int = 0) -> Any:

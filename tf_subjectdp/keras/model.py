@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_subjectdp import clipping
-from tf_subjectdp.keras import batches, compat, validation
+from tf_subjectdp.keras import batches, compat, fit_checks, validation
 from tf_subjectdp.keras.callbacks import PrivacyScalars, fit_callbacks
 from tf_subjectdp.keras.item_loss import ItemLoss
 from tf_subjectdp.keras.optimizer import DPOptimizer
@@ -22,7 +22,6 @@ from tf_subjectdp.keras.saving import SavesPrivacyState
 from tf_subjectdp.keras.step import private_step
 from tf_subjectdp.keras.trackers import StepTrackers
 from tf_subjectdp.plans import Plan
-from tf_subjectdp.sampling import dataset_fingerprint
 
 _log = logging.getLogger("tf_subjectdp")
 
@@ -82,7 +81,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         """As in Keras; `optimizer` must be a `DPOptimizer`, see `plan.optimizer(inner)`.
 
         `jit_compile=True` compiles the clipped sum by XLA, where the model has norm rules
-        (`EngineOptions.jit_compile`); pad the batches: `plan.dataset(..., pad=True)`.
+        (`EngineOptions.jit_compile`), False does not, None leaves it to the optimizer's options; pad
+        the batches: `plan.dataset(..., pad=True)`.
 
         Raises:
           ValueError, TypeError: another optimizer, no loss, or more than one replica with a rule
@@ -94,9 +94,9 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
                 "compile(optimizer=plan.optimizer(tf.keras.optimizers.Adam(1e-3))), or "
                 "DPOptimizer(inner, algorithm, noise_multiplier=...)."
             )
-        if jit_compile is True:
+        if isinstance(jit_compile, bool):
             # The engine compiles the clipped sum; the operating system's entropy stays outside.
-            optimizer.engine = dataclasses.replace(optimizer.engine, jit_compile=True)
+            optimizer.engine = dataclasses.replace(optimizer.engine, jit_compile=jit_compile)
         strategies = (tf.distribute.get_strategy(), getattr(self, "distribute_strategy", None))
         replicas = max(s.num_replicas_in_sync for s in strategies if s is not None)
         if replicas > 1:
@@ -145,9 +145,9 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
                 "batch_size and validation_split change who is in a step; the plan says that. Pass "
                 "validation_data=(x, y) of other people."
             )
-        self._check_dataset(x, optimizer)
+        fit_checks.check_dataset(x, optimizer)
         if optimizer.plan is not None:
-            self._check_budget(x, optimizer, kwargs)
+            fit_checks.check_budget(x, optimizer, kwargs)
         self._prepare(x.element_spec)
         callbacks = _flat(kwargs.pop("callbacks", None))
         self._show_epsilon(callbacks)
@@ -170,45 +170,6 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
                 "compile the model first: compile(optimizer=plan.optimizer(inner), ...)."
             )
         return optimizer
-
-    def _check_dataset(self, dataset: tf.data.Dataset, optimizer: DPOptimizer) -> None:
-        fingerprint = dataset_fingerprint(dataset)
-        if optimizer.plan is not None and fingerprint != optimizer.plan.fingerprint:
-            raise ValueError(
-                "this dataset's sampling is not the plan's, so the plan's epsilon would not hold for "
-                "it; pass plan.dataset(x, y, subject_id) of the plan that made the optimizer."
-            )
-
-    def _check_budget(self, dataset: tf.data.Dataset, optimizer: DPOptimizer, kwargs: dict) -> None:
-        available = int(dataset.cardinality().numpy())
-        epochs = batches.whole("epochs", kwargs.get("epochs", 1))
-        passes = max(epochs - batches.whole("initial_epoch", kwargs.get("initial_epoch") or 0), 0)
-        per_epoch = kwargs.get("steps_per_epoch")
-        if per_epoch is None or batches.whole("steps_per_epoch", per_epoch, 1) == available:
-            # Keras starts the dataset anew at each epoch.
-            requested = passes * available
-        else:
-            requested = min(passes * int(per_epoch), available)
-        taken, planned = optimizer.steps_at_new_pass, optimizer.plan.steps
-        if taken + requested <= planned:
-            return
-        left = max(planned - taken, 0)
-        hints = []
-        if per_epoch is None and passes > 1:
-            hints.append(
-                "one pass over plan.dataset is the whole plan: leave epochs= out, or pass "
-                "steps_per_epoch=plan.steps_per_epoch, epochs=plan.epochs"
-            )
-        if left:
-            hints.append(f"take the {left} steps that are left with fit(dataset.take({left}))")
-        hints.append(
-            "pay for more with model.extend_plan(epochs=...) or (steps=...), the new totals; epsilon "
-            "then rises"
-        )
-        raise ValueError(
-            f"fit asks for {requested} steps, and {left} of the plan's {planned} are left ({taken} "
-            f"taken). You may: {'; or '.join(hints)}."
-        )
 
     def _prepare(self, element_spec: Any) -> None:
         """Builds and checks the model and chooses the engine, before anything is traced."""

@@ -11,7 +11,6 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_subjectdp.algorithms import (
@@ -23,6 +22,7 @@ from tf_subjectdp.algorithms import (
 from tf_subjectdp.clipping import EngineOptions
 from tf_subjectdp.keras import compat
 from tf_subjectdp.keras.batches import Draw
+from tf_subjectdp.keras.step_count import CountsSteps
 from tf_subjectdp.plans import Plan
 
 _INSTRUCTIONS = (
@@ -34,7 +34,7 @@ _INSTRUCTIONS = (
 
 
 @tf.keras.utils.register_keras_serializable(package="tf_subjectdp")
-class DPOptimizer(tf.keras.optimizers.Optimizer):
+class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
     """Wraps a Keras optimizer so that it sees clipped, noised and constantly scaled sums.
 
     Made by `plan.optimizer(inner)`, or without a plan, where the sampling is the user's word:
@@ -109,11 +109,7 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         self._divisor = float(divisor)
         self._plan = plan
         self.engine = _engine_options(engine)
-        self.privacy_steps = compat.counter("privacy_steps")
-        self.seeded_steps = compat.counter("seeded_steps")
-        # Not saved: another process never draws the same pass again.
-        self._last_pass = compat.counter("last_pass", -1)
-        self._last_step = compat.counter("last_step", -1)
+        self._make_counters()
 
     # Read-only: what the statement says must be what the steps did.
 
@@ -163,61 +159,16 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         variables = list(variables)
         with tf.init_scope():
             self.build(variables)
-        counted = self._count_step(draw)
-        counted.append(compat.raw(self.seeded_steps).assign_add(tf.cast(seeded, tf.int64)))
+        counted = self._count_step(draw, seeded)
         with tf.control_dependencies(counted):
             stddev = self.noise_multiplier * self.algorithm.clip_norm
-            gradients = [t / self.divisor for t in add_gaussian_noise(total, stddev)]
+            gradients = add_gaussian_noise(total, stddev, divisor=self.divisor)
             if extra_gradients is not None:
                 gradients = [g + e for g, e in zip(gradients, extra_gradients, strict=True)]
             gradients = [
                 tf.cast(g, compat.raw(v).dtype) for g, v in zip(gradients, variables, strict=True)
             ]
             self.inner.apply_gradients(list(zip(gradients, variables, strict=True)))
-
-    def _count_step(self, draw: Draw | None) -> list[Any]:
-        counter = compat.raw(self.privacy_steps)
-        if self.plan is None:
-            return [counter.assign_add(1)]
-        last_pass, last_step = compat.raw(self._last_pass), compat.raw(self._last_step)
-        new_pass = tf.not_equal(draw.number, last_pass)
-        fresh = tf.debugging.Assert(
-            new_pass | (draw.step > last_step),
-            [
-                "This batch was trained on before. The steps of a plan are independent draws: iterate "
-                "over plan.dataset(...) itself, not over a list or a cache of its batches. Step:",
-                draw.step,
-            ],
-        )
-        taken = tf.identity(counter)
-        epoch = self._epoch_length
-        if epoch > 1:
-            begins = new_pass | tf.not_equal(draw.step // epoch, last_step // epoch)
-            taken = tf.where(begins, self._whole_epochs(taken), taken)
-        budget = tf.debugging.Assert(
-            taken < self.plan.steps,
-            [
-                "The planned steps are used up: taken",
-                taken,
-                f"of {self.plan.steps}. Extend the plan (PrivateModel.extend_plan) to go on; epsilon "
-                "then rises.",
-            ],
-        )
-        with tf.control_dependencies([guard for guard in (fresh, budget) if guard is not None]):
-            return [
-                counter.assign(taken + 1),
-                last_pass.assign(draw.number),
-                last_step.assign(draw.step),
-            ]
-
-    @property
-    def _epoch_length(self) -> int:
-        return self.plan.guarantee(self.plan.unit).steps_per_event if self.plan else 1
-
-    def _whole_epochs(self, taken: Any) -> Any:
-        """Steps that count as taken once a pass over the data begins anew."""
-        epoch = self._epoch_length
-        return (taken + epoch - 1) // epoch * epoch
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:
         """Always refused: raises ValueError that says what to call instead."""
@@ -231,34 +182,7 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
         """Always refused, as `apply_gradients`."""
         raise ValueError(_INSTRUCTIONS)
 
-    # -- the counter and the plan -----------------------------------------------------------------
-
-    @property
-    def steps_taken(self) -> int:
-        """Noised sums released so far, over all `fit`s and resumes: what epsilon counts."""
-        return int(compat.raw(self.privacy_steps).numpy())
-
-    @property
-    def steps_drawn_with_seed(self) -> int:
-        """How many of the steps had batches drawn with a seed: for tests, and not private."""
-        return int(compat.raw(self.seeded_steps).numpy())
-
-    @property
-    def steps_at_new_pass(self) -> int:
-        """`steps_taken`, with an epoch of shuffled data that was begun counted whole: what is spent
-        when another pass over the data begins."""
-        return self._whole_epochs(self.steps_taken)
-
-    def count_lost_steps(self, steps: int) -> None:
-        """Raises the step count to at least `steps`: steps that a crash lost were taken all the same.
-
-        Args:
-          steps: what a record outside the checkpoint says, e.g. `PrivacyLedger`'s file.
-        """
-        if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 0:
-            raise ValueError(f"steps={steps!r} must be a whole number of at least 0.")
-        if steps > self.steps_taken:
-            compat.raw(self.privacy_steps).assign(int(steps))
+    # -- the plan ---------------------------------------------------------------------------------
 
     def extend_plan(self, plan: Plan) -> None:
         """Replaces the plan by a longer one of the same sampling, rule and noise.
@@ -326,37 +250,6 @@ class DPOptimizer(tf.keras.optimizers.Optimizer):
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         self.inner.finalize_variable_values(var_list)
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets all variables, in the order of `variables`; counts of steps never go down."""
-        self._check_count(len(weights))
-        for variable, weight in zip(self.variables, weights, strict=True):
-            self._restore(variable, weight)
-
-    def save_own_variables(self, store: Any) -> None:
-        for position, variable in enumerate(self.variables):
-            store[str(position)] = compat.raw(variable).numpy()
-
-    def load_own_variables(self, store: Any) -> None:
-        self._check_count(len(store.keys()))
-        for position, variable in enumerate(self.variables):
-            self._restore(variable, store[str(position)][()])
-
-    def _restore(self, variable: Any, value: Any) -> None:
-        raw = compat.raw(variable)
-        if variable is self.privacy_steps or variable is self.seeded_steps:
-            # Steps that were taken since were released, whatever is loaded now.
-            value = max(int(value), int(raw.numpy()))
-        raw.assign(value)
-
-    def _check_count(self, found: int) -> None:
-        # Keras skips such a state with a warning; a lost step count would make epsilon too small.
-        if found != len(self.variables):
-            raise ValueError(
-                f"the saved optimizer has {found} variables, this one has {len(self.variables)}: the "
-                "step count that privacy depends on cannot be restored. Build the model and wrap the "
-                "same inner optimizer before loading."
-            )
 
     def get_config(self) -> dict[str, Any]:
         config = {

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_subjectdp.clipping import engine, partition
 from tf_subjectdp.clipping.norm_only import rules
 from tf_subjectdp.clipping.norm_only.uses import as_matrix
+from tf_subjectdp.clipping.variables import raw
 
 
 class RuleCheck(NamedTuple):
@@ -52,7 +53,7 @@ def check_norm_rule(layer: Any, inputs: Any, *, tolerance: float = 1e-5, **call:
     count = int(tf.nest.flatten(inputs)[0].shape[0])
     layer(inputs, **call)
     layers = list(layer._flatten_layers())
-    variables = [_tensor_variable(v) for v in layer.trainable_variables]
+    variables = [raw(v) for v in layer.trainable_variables]
     if not variables:
         raise ValueError(
             f"layer {layer.name!r} has no trainable weights; there is nothing to check."
@@ -110,10 +111,6 @@ def check_norm_rule(layer: Any, inputs: Any, *, tolerance: float = 1e-5, **call:
             "and every output be the layer's own."
         )
     return found
-
-
-def _tensor_variable(variable: Any) -> tf.Variable:
-    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def _norm(tensors: Any) -> float:

@@ -23,6 +23,9 @@ def _plain(layer: Any) -> None:
 
 def _activated(layer: Any, outputs: tf.Tensor) -> tf.Tensor:
     activation = getattr(layer, "activation", None)
+    if activation in (tf.keras.activations.swish, tf.nn.silu):
+        # TensorFlow's has a gradient of its own, which saves memory and is not looked into.
+        return outputs * tf.sigmoid(outputs)
     return outputs if activation is None else activation(outputs)
 
 

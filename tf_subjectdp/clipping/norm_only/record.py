@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_subjectdp.clipping.norm_only import convolution
 from tf_subjectdp.clipping.norm_only.products import product
 from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Lookups, Use, one_use
+from tf_subjectdp.clipping.variables import raw
 
 
 class NoRule(Exception):
@@ -32,9 +33,7 @@ class _Note(NamedTuple):
 
 def identity_of(variable: Any) -> int:
     """What tells variables apart, whatever wraps them (mixed precision, Keras 3)."""
-    inner = getattr(variable, "value", None)
-    if not isinstance(variable, tf.Variable) and isinstance(inner, tf.Variable):
-        variable = inner
+    variable = raw(variable)
     if not hasattr(variable, "handle"):
         raise NoRule("a weight was replaced by something that is no variable")
     return id(variable.handle)

@@ -21,6 +21,7 @@ from tf_subjectdp.clipping.norm_only.row_wise_functions import (
     LOOKS,
     READS,
     function_body,
+    moves_on,
     only_reads,
 )
 from tf_subjectdp.clipping.norm_only.row_wise_sizes import size_state
@@ -221,6 +222,9 @@ class _Walk:
             return (
                 Constant()
             )  # the place of the draws; their number moves only the next run's place
+        if "_gradient_op_type" in node.op.node_def.attr:
+            # Its backward pass may be anything, and only the forward pass is walked through.
+            raise Refused("has a gradient of its own")
         if node.op.type in RULES:
             return RULES[node.op.type](node)
         if node.op.type in BRANCHES:
@@ -314,31 +318,13 @@ class _Walk:
                 users = tensor.op.inputs[0].consumers()
                 return not any(user.type in ASSIGNS for user in users)
             if tensor.op.type == "ReadVariableOp":
-                if any(_moves_on(user) for user in tensor.op.inputs[0].consumers()):
+                if any(moves_on(user) for user in tensor.op.inputs[0].consumers()):
                     return True
             outer = self._argument(tensor)
             if outer is not None and self._caller[0]._fresh(outer):
                 return True
             stack.extend(tensor.op.inputs)
         return False
-
-
-def _moves_on(assignment: tf.Operation) -> bool:
-    """Whether an assignment makes a variable's new value out of its old one."""
-    if assignment.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
-        return True
-    if assignment.type not in ASSIGNS:
-        return False
-    handle, stack, seen = assignment.inputs[0], [assignment.inputs[1]], set()
-    while stack:
-        tensor = stack.pop()
-        if tensor.name in seen:
-            continue
-        seen.add(tensor.name)
-        if tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle:
-            return True
-        stack.extend(tensor.op.inputs)
-    return False
 
 
 def _mixed(op: tf.Operation, why: str) -> Mixed:

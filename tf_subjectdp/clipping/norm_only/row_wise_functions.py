@@ -37,3 +37,21 @@ def only_reads(graph: tf.Graph, op: tf.Operation) -> bool:
                 elif inner.type not in LOOKS and any(t.dtype == tf.resource for t in inner.inputs):
                     return False
     return True
+
+
+def moves_on(assignment: tf.Operation) -> bool:
+    """Whether an assignment makes a variable's new value out of its old one."""
+    if assignment.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
+        return True
+    if assignment.type not in ASSIGNS:
+        return False
+    handle, stack, seen = assignment.inputs[0], [assignment.inputs[1]], set()
+    while stack:
+        tensor = stack.pop()
+        if tensor.name in seen:
+            continue
+        seen.add(tensor.name)
+        if tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle:
+            return True
+        stack.extend(tensor.op.inputs)
+    return False

@@ -36,9 +36,6 @@ Complex SelectV2 ClipByValue
 @rule(_ELEMENTWISE)
 def _elementwise(node: Node) -> State:
     if node.op.type == "IdentityN":
-        if "_gradient_op_type" in node.op.node_def.attr:
-            # Its backward pass may be anything, and only the forward pass is walked through.
-            raise Refused("has a gradient of its own")
         return node.states[0]  # the walk hands over the one input that this output repeats
     return broadcast(node, range(len(node.inputs)))
 
@@ -62,28 +59,27 @@ def _bias_add(node: Node) -> State:
 # ---------------------------------------------------------------- along inner axes
 
 
+def _off_the_rows(node: Node, axes: int, does: str) -> State:
+    """The state of an operation along the axes that its input number `axes` names."""
+    rows = alone(node)
+    if 0 in axes_of(node, axes, node.rank(0)):
+        raise Refused(f"{does} the rows")
+    return rows
+
+
 @rule("Sum Mean Prod Max Min Any All EuclideanNorm ArgMax ArgMin")
 def _reduce(node: Node) -> State:
-    rows = alone(node)
-    if 0 in axes_of(node, 1, node.rank(0)):
-        raise Refused("reduces over the rows")
-    return rows
+    return _off_the_rows(node, 1, "reduces over")
 
 
 @rule("Cumsum Cumprod CumulativeLogsumexp ReverseV2")
 def _along(node: Node) -> State:
-    rows = alone(node)
-    if 0 in axes_of(node, 1, node.rank(0)):
-        raise Refused("runs along the rows")
-    return rows
+    return _off_the_rows(node, 1, "runs along")
 
 
 @rule("Roll")
 def _roll(node: Node) -> State:
-    rows = alone(node)
-    if 0 in axes_of(node, 2, node.rank(0)):
-        raise Refused("runs along the rows")
-    return rows
+    return _off_the_rows(node, 2, "runs along")
 
 
 @rule("ReverseSequence")

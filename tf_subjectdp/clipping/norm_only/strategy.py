@@ -105,7 +105,7 @@ def why_not(
       The reason why it does not; "" if it does.
     """
     if not layers:
-        return "the layers are not known"
+        return "no layers were named (model=)"
     found = []
 
     def traced(rows):
@@ -163,8 +163,11 @@ def count_bad(keep: tf.Tensor, partition: BatchPartition, finite: tf.Tensor) -> 
 
 
 def finite_rows(uses: dict[int, Use]) -> tf.Tensor:
-    """Which rows have finite gradients with finite squares: bool [n]."""
-    finite = [tf.math.is_finite(tf.add_n([use.item_squares() for use in uses.values()]))]
+    """Which rows have finite gradients with finite squares: bool [n], or [] for all without uses."""
+    squares = [use.item_squares() for use in uses.values()]
+    if not squares:
+        return tf.constant(True)
+    finite = [tf.math.is_finite(tf.add_n(squares))]
     for use in uses.values():
         for kept in use.kept_rows():
             finite.append(tf.math.is_finite(tf.reduce_sum(tf.abs(as_matrix(kept)), axis=1)))
@@ -179,7 +182,7 @@ def sum_of_uses(
     *,
     in_order: bool,
 ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
-    """The sums, [groups clipped, groups in all], and whether all norms were finite."""
+    """The sums, [groups clipped, groups in all], and of which terms the norm was finite: bool."""
     uses = list(uses_of.values())
     real = tf.cast(partition.group >= 0, tf.float32)
     scale = partition.item_scale * real
