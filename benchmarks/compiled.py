@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import tf_subjectdp as sdp
 from tf_subjectdp import clipping
-from tf_subjectdp.algorithms.normals import normals
+from tf_subjectdp.algorithms.normals import pairs_of_normals
 from tf_subjectdp.keras import compat
 
 _LAYERS = tf.keras.layers
@@ -81,7 +81,9 @@ def step_of(model, algorithm):
             options=clipping.EngineOptions(jit_compile=True),
             layers=compat.all_layers(model),
         ).total
-        noise = tf.split(normals(seed, sum(sizes)), sizes)
+        pairs = pairs_of_normals(seed, (sum(sizes) + 1) // 2, tf.constant(1.0))
+        drawn = tf.reshape(tf.stack([tf.math.real(pairs), tf.math.imag(pairs)]), [-1])
+        noise = tf.split(drawn[: sum(sizes)], sizes)
         for variable, t, z in zip(variables, total, noise, strict=True):
             variable.assign_sub(0.01 * (t + tf.reshape(z, t.shape)) / 512.0)
 
@@ -96,7 +98,7 @@ def report(name, algorithm) -> str:
     subject = tf.constant(np.arange(rows) // 8)
     terms = algorithm.partition(subject, tf.ones([rows], tf.bool))
     step = tf.function(step_of(model, algorithm), jit_compile=True, autograph=False)
-    given = (x, y, *terms[:3], tf.constant([1, 2], tf.int64))
+    given = (x, y, *terms[:3], tf.constant([1, 2, 3, 4], tf.uint32))
     step(*given)  # runs compiled, or raises
     text = step.experimental_get_compiler_ir(*given)(stage="optimized_hlo")
     operations = collections.Counter(re.findall(r"= [^ ]+ ([a-z][a-z0-9-]*)\(", text))

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tf_subjectdp.algorithms import HiGradAvg, add_gaussian_noise, noise, normals
+from tf_subjectdp.algorithms import HiGradAvg, add_gaussian_noise, noise, normals, threefry
 from tf_subjectdp.clipping import clipped_sum, fresh_seed
 
 FALSE_ALARM = 1e-6
@@ -122,7 +122,8 @@ def test_noise_is_one_draw_of_a_counter_based_generator_for_all_tensors():
         return add_gaussian_noise([tf.zeros([3]), tf.zeros([70_000]), tf.zeros([2, 2])], 1.0)
 
     kinds = [kind for kind, _ in operations(step.get_concrete_function().graph)]
-    assert kinds.count("StatelessRandomUniformFullIntV2") == 1
+    # The generator counts pairs once for all tensors.
+    assert kinds.count("Range") == 1
     assert kinds.count("NonDeterministicInts") == 1
     stateful = [kind for kind in kinds if kind.startswith(("Random", "Stateful"))]
     assert stateful == []
@@ -131,7 +132,6 @@ def test_noise_is_one_draw_of_a_counter_based_generator_for_all_tensors():
 def test_the_draw_gets_the_whole_fresh_seed_and_no_number_serves_two_entries(monkeypatch):
     seed = tf.constant([1 << 62, -5], tf.int64)
     monkeypatch.setattr(noise, "fresh_seed", lambda: seed)
-    monkeypatch.setattr(normals, "_BLOCK", 64)  # so that tensors lie across blocks too
     shapes = [[3], [130], [], [0], [5, 7], [16], [64]]
     found = add_gaussian_noise([tf.zeros(shape) for shape in shapes], 1.0)
     flat = np.concatenate([t.numpy().ravel() for t in found])
@@ -173,6 +173,13 @@ def test_a_standard_deviation_that_float32_noise_cannot_have_is_refused(stddev):
         add_gaussian_noise([tf.zeros([2])], stddev)
 
 
+def test_a_standard_deviation_of_0_draws_nothing():
+    graph = tf.function(lambda: add_gaussian_noise([tf.ones([9])], 0.0, divisor=2.0))
+    kinds = [kind for kind, _ in operations(graph.get_concrete_function().graph)]
+    assert "NonDeterministicInts" not in kinds
+    np.testing.assert_array_equal(graph()[0], np.full(9, 0.5))
+
+
 def test_no_tensors_need_no_noise():
     assert add_gaussian_noise([], 1.0) == []
 
@@ -208,11 +215,13 @@ def test_no_key_is_cut_to_32_bits():
     @tf.function
     def draws():
         def body(i, out):
-            return i + 1, out.write(i, normals.words(fresh_seed(), 1)[:, 0])
+            seed = tf.reshape(tf.bitcast(fresh_seed(), tf.uint32), [4])
+            words = threefry.blocks(seed, tf.zeros([1], tf.uint32))
+            return i + 1, out.write(i, tf.concat(words, 0))
 
-        out = tf.TensorArray(tf.int32, 1 << 17)
+        out = tf.TensorArray(tf.uint32, 1 << 17)
         return tf.while_loop(lambda i, _: i < 1 << 17, body, (0, out))[1].stack()
 
     found = draws().numpy()
-    # Chance of a repeat of three words: below 1e-18 (96 bits, 2^33 pairs).
+    # Chance of a repeat of four words: below 1e-28 (128 bits, 2^33 pairs).
     assert len(np.unique(found, axis=0)) == len(found)

@@ -273,8 +273,30 @@ def test_a_layer_without_a_rule_or_weights_says_so():
 
     with pytest.raises(ValueError, match=r"\(Unknown\) has no rule; register one"):
         sdp.check_norm_rule(Unknown(), tf.constant(numbers(4)))
+    with pytest.raises(ValueError, match="all gradients of layer .* are 0"):
+        sdp.check_norm_rule(L.Dense(2, use_bias=False), tf.zeros([4, 3]))
     with pytest.raises(ValueError, match="has no trainable weights"):
         sdp.check_norm_rule(L.ReLU(), tf.constant(numbers(4)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lambda layer, record, x: layer(x), "its rule calls the layer itself"),
+        (lambda layer, record, x: None, "its rule returned None"),
+        (
+            lambda layer, record, x: record.matmul(x, layer.kernel * 1.0),
+            "must hand the layer's own weights to the record",
+        ),
+    ],
+)
+def test_a_rule_that_is_no_rule_is_told_what_is_wrong(rule, message):
+    class Wrong(L.Dense):
+        pass
+
+    sdp.register_norm_rule(Wrong, rule)
+    with pytest.raises(ValueError, match=message):
+        sdp.check_norm_rule(Wrong(2, use_bias=False), tf.constant(numbers(4, 3)))
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,13 @@ def images(size=6, channels=2, outputs=3, kernel=3, kind=None, **options):
     return use, image_gradients_of(x, d, window, shape)
 
 
+def images_in_blocks(rows):
+    """Blocks of images that end within groups."""
+    use, made = images()
+    use._block = rows
+    return use, made
+
+
 CASES = {
     "dense": dense,
     "sequence": sequence,
@@ -84,6 +91,8 @@ CASES = {
     "lookups": lookups,
     "item gradients": item_gradients,
     "images": images,
+    "images, blocks of four": lambda: images_in_blocks(4),
+    "images, blocks of one": lambda: images_in_blocks(1),
     "images, strided": lambda: images(strides=(2, 2)),
     "images, dilated": lambda: images(dilations=(2, 2), padding="VALID"),
     "images, even kernel": lambda: images(kernel=2, strides=(2, 2), size=5),
@@ -134,6 +143,17 @@ def test_the_weighted_sum_is_that_of_the_item_gradients(case):
     found = use.weighted(tf.constant(weight))
     assert found.shape == use.shape
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_the_weighted_sum_of_groups_is_that_of_their_scaled_sums(case, in_order):
+    use, made = case
+    kept, ids = groups(in_order)
+    factors = np.array([0.3, 2.0, 0.0], np.float32)
+    wanted = sum(factors[g] * s * m for g, s, m in zip(ids, SCALE, made, strict=True))
+    for _ in range(2):
+        found = use.weighted_groups(kept, tf.constant(factors))
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_that_are_left_out_count_as_zero_even_if_they_are_not_finite(case):

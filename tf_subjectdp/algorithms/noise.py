@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_subjectdp.algorithms.normals import normal_blocks, normals
+from tf_subjectdp.algorithms.normals import normals
 from tf_subjectdp.clipping import fresh_seed
 
 # Cuts at multiples of 64 bytes share the draw's memory; others would be copied.
@@ -30,7 +30,7 @@ def add_gaussian_noise(
 ) -> list[tf.Tensor]:
     """Adds independent N(0, stddev^2) to every entry of every tensor.
 
-    The draw is counter-based (Philox) with a fresh 128-bit seed (`fresh_seed`): no seed,
+    The draw is counter-based (Threefry) with a fresh 128-bit seed (`fresh_seed`): no seed,
     checkpoint, replica or restart repeats it. It is made in parallel in float32, by a transform that
     keeps the tail up to 9.4 standard deviations (`normals`).
 
@@ -52,8 +52,9 @@ def add_gaussian_noise(
                 "neither vanishes nor overflows; rescale the clip norm."
             )
     sums = [tf.convert_to_tensor(total, tf.float32) for total in sums]
-    noised = [total + noise for total, noise in zip(sums, _noise(sums, stddev), strict=True)]
-    return noised if divisor is None else [total / divisor for total in noised]
+    if not (isinstance(stddev, numbers.Real) and stddev == 0):
+        sums = [total + noise for total, noise in zip(sums, _noise(sums, stddev), strict=True)]
+    return sums if divisor is None else [total / divisor for total in sums]
 
 
 def _noise(sums: list[tf.Tensor], stddev: float | tf.Tensor) -> list[tf.Tensor]:
@@ -68,22 +69,8 @@ def _noise(sums: list[tf.Tensor], stddev: float | tf.Tensor) -> list[tf.Tensor]:
     for count in counts:
         starts.append(end)
         end += -(-count // _ALIGNMENT) * _ALIGNMENT
-    blocks = normal_blocks(fresh_seed(), end, stddev) if end else []
+    drawn = normals(fresh_seed(), end, stddev)
     return [
-        tf.reshape(_cut(blocks, start, count), total.shape)
+        tf.reshape(drawn[start : start + count], total.shape)
         for total, start, count in zip(sums, starts, counts, strict=True)
     ]
-
-
-def _cut(blocks: list[tf.Tensor], start: int, count: int) -> tf.Tensor:
-    """Entries start to start + count of the blocks laid end to end."""
-    pieces, begin = [], 0
-    for block in blocks:
-        size = block.shape[0]
-        low, high = max(start - begin, 0), min(start + count - begin, size)
-        if low < high:
-            pieces.append(block[low:high])
-        begin += size
-    if not pieces:
-        return tf.zeros([0], tf.float32)
-    return pieces[0] if len(pieces) == 1 else tf.concat(pieces, 0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard normal numbers, fast, with their tails: Philox words and a Box-Muller transform.
+"""Standard normal numbers, fast, with their tails: Threefry words and a Box-Muller transform.
 
-Knows TensorFlow alone. A pair of numbers takes three 32-bit words of Philox-4x32-10, a counter-based
-generator, and no word serves twice:
+Knows TensorFlow and `threefry`. A pair of numbers takes three of the four 32-bit words of a block of its
+own of Threefry-4x32-20, a counter-based generator, and no word serves twice:
 
 * u from 64 bits: a side bit and 63 bits of v in (0, 1/2]; u = v or u = 1 - v. The radius
   is sqrt(-2 ln u). It is computed from v on both sides, never from a rounded 1 - v, so float32 keeps
@@ -19,28 +19,27 @@ What is true of it, for a reader who has to trust it:
 * Precision. Up to a radius of 8 a number is that of an exact radius and angle, the angle rounded by
   at most 2^-31 of a quadrant, to a relative error of 1e-6. Beyond 8 the grid of u is coarser than
   float32's; neighbouring radii differ by 0.12 at its end. A radius beyond 8 comes once in 8e13 pairs.
-* Seeds. 64 bits are Philox's key, 64 the upper half of its counter, none is dropped; the lower half
-  of the counter numbers the words of a draw. Two draws share a word's place only if they share
-  all 128 bits; the blocks of one draw begin 2^24 counters apart and use less than half of these.
+* Seeds. All 128 bits are the generator's key, and a pair's place is its counter: two draws share a
+  word's place only if they share all 128 bits, and no two pairs of a draw share a counter.
 
-What is not claimed: Philox is not a cipher, and float32 noise on float32 sums has a finite grid, so
+What is not claimed: Threefry is not a cipher, and float32 noise on float32 sums has a finite grid, so
 attacks on the last bits of floating-point noise are not excluded.
 """
 
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
+from tf_subjectdp.algorithms import threefry
+
 _log = logging.getLogger("tf_subjectdp")
 
-_PHILOX = 1  # tf.random.Algorithm.PHILOX
-_BLOCK = 1 << 24  # entries drawn at once: bounds the temporaries to about 200 MB
-_COUNTERS = 1 << 24  # counters set aside for a block; it uses 3 / 8 of a counter an entry
-_COMPILED_FROM = 1 << 13  # entries; below it a compiled program costs more than it saves
+# Smaller draws share one compiled program, of this many pairs, and drop what they do not need.
+_SHARED_PAIRS = 1 << 12
 
 
 def _series(first: int, sign: float) -> Callable[[float], float]:
@@ -69,17 +68,18 @@ def _polynomial(coefficients: list[float], x: tf.Tensor) -> tf.Tensor:
     return total
 
 
-def transform(words: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+def transform(
+    high: tf.Tensor, low: tf.Tensor, turn: tf.Tensor, scale: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Box-Muller in float32.
 
     Args:
-      words: int32 [3, pairs], uniform over all 2^32 values.
+      high, low, turn: int32 [pairs], words uniform over all 2^32 values.
       scale: float32 [], the standard deviation.
 
     Returns:
-      float32 [2, pairs]: independent N(0, scale^2) numbers, finite for all words.
+      Two float32 [pairs]: independent N(0, scale^2) numbers, finite for all words.
     """
-    high, low, turn = words[0], words[1], words[2]
     bits = tf.bitwise.bitwise_and
     # Halves of 16 bits: a float32 of all 32 would lose what is small, which is the tail.
     low = tf.cast(bits(tf.bitwise.right_shift(low, 16), 0xFFFF), tf.float32) + (
@@ -98,12 +98,34 @@ def transform(words: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     odd, back = bits(turn, 1) > 0, bits(turn, 2) > 0
     first = tf.where(back, -radius, radius) * tf.where(odd, cosine, sine)
     second = tf.where(tf.not_equal(back, odd), -radius, radius) * tf.where(odd, sine, cosine)
-    return tf.stack([first, second])
+    return first, second
 
 
-_SIGNATURE = [tf.TensorSpec([3, None], tf.int32), tf.TensorSpec([], tf.float32)]
-_plain = tf.function(transform, input_signature=_SIGNATURE, autograph=False)
-_compiled = tf.function(transform, input_signature=_SIGNATURE, autograph=False, jit_compile=True)
+def pairs_of_normals(key: tf.Tensor, pairs: int | tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """Draws pairs of N(0, scale^2) numbers.
+
+    Args:
+      key: uint32 [4].
+      pairs: how many.
+      scale: float32 [].
+
+    Returns:
+      complex64 [pairs], so that a compiler has one output to make, in one pass over the pairs.
+    """
+    # int32 and uint32 have the same words, and TensorFlow counts in int32 alone everywhere.
+    words = threefry.blocks(key, tf.bitcast(tf.range(pairs), tf.uint32))
+    return tf.complex(*transform(*(tf.bitcast(word, tf.int32) for word in words[:3]), scale))
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(pairs: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """(key, scale) -> complex64 [pairs] by XLA, whose shapes are constants of the program."""
+    return tf.function(
+        lambda key, scale: pairs_of_normals(key, pairs, scale),
+        input_signature=[tf.TensorSpec([4], tf.uint32), tf.TensorSpec([], tf.float32)],
+        autograph=False,
+        jit_compile=True,
+    )
 
 
 @functools.cache
@@ -113,92 +135,56 @@ def _compiles() -> bool:
         kinds = {device.device_type for device in tf.config.list_logical_devices()}
         for kind in sorted(kinds & {"CPU", "GPU"}):
             with tf.device(f"/{kind}:0"):
-                words = tf.constant([[0, -1, 5], [7, 8, -9], [1, 2, 3]], tf.int32)
-                found, wanted = (f(words, tf.constant(1.0)) for f in (_compiled, _plain))
+                key, scale = tf.constant([1, 2, 3, 4], tf.uint32), tf.constant(1.0)
+                found = _compiled(_SHARED_PAIRS)(key, scale)[:64]
+            with tf.device("/CPU:0"):
+                wanted = pairs_of_normals(key, 64, scale)
             if not np.allclose(found.numpy(), wanted.numpy(), rtol=1e-5, atol=0.0):
                 raise tf.errors.InternalError(None, None, f"wrong numbers on {kind}")
     except (tf.errors.OpError, RuntimeError, ValueError, NotImplementedError) as error:
         _log.warning(
             "tf_subjectdp: XLA does not compile here, so the noise is drawn uncompiled: the same "
-            "numbers, more slowly (%s).",
+            "numbers, much more slowly (%s).",
             str(error).strip().split("\n")[0][:200],
         )
         return False
     return True
 
 
-def _use_compiled(count: int | tf.Tensor) -> bool:
-    if not tf.is_tensor(count) and count < _COMPILED_FROM:
-        return False
+def _use_compiled() -> bool:
     with tf.init_scope():
         # Without an eager context (a version 1 graph) nothing can be tried.
         return tf.executing_eagerly() and _compiles()
 
 
-def words(
-    seed: tf.Tensor, pairs: int | tf.Tensor, block: int = 0, after: Sequence[tf.Tensor] = ()
-) -> tf.Tensor:
-    """Returns int32 [3, pairs] Philox words: key seed[0], counter (block 2^24 + place, seed[1]).
-
-    Args:
-      seed: int64 [2].
-      pairs: how many words of each of the three kinds.
-      block: which stretch of counters.
-      after: tensors to wait for; it orders blocks whose memory should not be needed at once.
-    """
-    seed = tf.bitcast(seed, tf.uint64)
-    shape = tf.stack([3, pairs])
-    counter = tf.stack([tf.constant(block * _COUNTERS, tf.uint64), seed[1]])
-    # The draw alone, or TensorFlow leaves the ordering to the constants that it takes.
-    key, algorithm = seed[:1], tf.constant(_PHILOX)
-    with tf.control_dependencies(after):
-        return tf.raw_ops.StatelessRandomUniformFullIntV2(
-            shape=shape, key=key, counter=counter, alg=algorithm, dtype=tf.int32
-        )
-
-
-def normal_blocks(
-    seed: tf.Tensor, count: int | tf.Tensor, stddev: float | tf.Tensor = 1.0
-) -> list[tf.Tensor]:
-    """Draws as `normals`, but returns the blocks: float32 [at most 2^24] each, `count` together or
-    one more. They are drawn one after the other, so that temporaries stay those of one block. A
-    count that only the running graph knows is one block."""
-    seed = tf.ensure_shape(tf.convert_to_tensor(seed, tf.int64), [2])
-    scale = tf.cast(stddev, tf.float32)
-    apply = _compiled if _use_compiled(count) else _plain
-    if tf.is_tensor(count):
-        return [tf.reshape(apply(words(seed, (count + 1) // 2), scale), [-1])]
-    blocks: list[tf.Tensor] = []
-    for number, start in enumerate(range(0, count, _BLOCK)):
-        pairs = (min(_BLOCK, count - start) + 1) // 2
-        drawn = apply(words(seed, pairs, number, after=blocks[-1:]), scale)
-        blocks.append(tf.reshape(drawn, [2 * pairs]))
-    return blocks
-
-
 def normals(seed: tf.Tensor, count: int | tf.Tensor, stddev: float | tf.Tensor = 1.0) -> tf.Tensor:
     """Independent N(0, stddev^2) numbers that depend on the arguments alone.
 
-    Runs eagerly, in a `tf.function`, and in one with `jit_compile=True` (where XLA's and
-    TensorFlow's arithmetic differ by rounding). For private noise the seed must be new each time:
-    `fresh_seed()`, outside what XLA compiles.
+    Runs eagerly and in a `tf.function`; it compiles itself, and cannot stand in what XLA compiles,
+    no more than `fresh_seed()` can, which private noise needs. A count that only the running graph
+    knows is drawn uncompiled: the same numbers but for rounding, much more slowly.
 
     Args:
       seed: int64 [2], all of its 128 bits are used.
-      count: how many; an int, or an int32 [] tensor.
+      count: how many, below 2^32; an int, or an int32 [] tensor.
       stddev: standard deviation, a number or a float [] tensor.
 
     Returns:
       float32 [count].
 
     Raises:
-      ValueError: a negative count.
+      ValueError: a count that is negative or too large.
     """
+    seed = tf.ensure_shape(tf.convert_to_tensor(seed, tf.int64), [2])
+    key = tf.reshape(tf.bitcast(seed, tf.uint32), [4])
+    scale = tf.cast(stddev, tf.float32)
     if tf.is_tensor(count):
-        return normal_blocks(seed, count, stddev)[0][:count]
-    if count < 0:
-        raise ValueError(f"count={count} must be at least 0.")
-    blocks = normal_blocks(seed, count, stddev)
-    if not blocks:
-        return tf.zeros([0], tf.float32)
-    return (blocks[0] if len(blocks) == 1 else tf.concat(blocks, 0))[:count]
+        drawn = pairs_of_normals(key, (count + 1) // 2, scale)
+    elif not 0 <= count < 2**32:
+        raise ValueError(f"count={count} must be at least 0 and below 2^32.")
+    elif _use_compiled():
+        drawn = _compiled(max((count + 1) // 2, _SHARED_PAIRS))(key, scale)
+    else:
+        drawn = pairs_of_normals(key, (count + 1) // 2, scale)
+    # The same memory, taken for twice as many real numbers.
+    return tf.reshape(tf.bitcast(drawn, tf.float32), [-1])[:count]

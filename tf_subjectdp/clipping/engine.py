@@ -114,7 +114,7 @@ class Strategy(NamedTuple):
 
 STRATEGIES = {
     "norm_only": Strategy(
-        "norms of each {unit} from layer inputs and output gradients, without {unit} gradients",
+        "norms of each {unit}'s gradient from layer inputs and output gradients, none of them formed",
         norm_only.clipped_sum,
         needs_layers=True,
     ),
@@ -133,6 +133,8 @@ def choose_strategy(
     layers: Sequence[Any] = (),
 ) -> tuple[str, str]:
     """Decides how the step is computed, before it is traced, and says so in one log line.
+
+    The line is a warning where a model was named and the fast engine does not serve it.
 
     Args:
       row_function: rows -> (loss [n], predictions). Whatever it raises is raised.
@@ -169,7 +171,8 @@ def choose_strategy(
             )
         note = f"; not norm_only: {reason}"
     name, detail = _general(row_function, variables, row_spec, linear, options)
-    return name, _say(name, detail + note, linear)
+    level = logging.WARNING if note and layers else logging.INFO
+    return name, _say(name, detail + note, linear, level)
 
 
 def _general(row_function, variables, row_spec, linear, options) -> tuple[str, str]:
@@ -194,10 +197,10 @@ def _general(row_function, variables, row_spec, linear, options) -> tuple[str, s
     return "vectorized", detail
 
 
-def _say(name: str, detail: str, linear: bool) -> str:
+def _say(name: str, detail: str, linear: bool, level: int = logging.INFO) -> str:
     unit = "item" if linear else "group of items"
     sentence = f"clipping engine: {STRATEGIES[name].what.format(unit=unit)} ({detail})"
-    _log.info(sentence)
+    _log.log(level, sentence)
     return sentence
 
 

@@ -94,8 +94,10 @@ def why_not(
         # The conversion raises whatever its converters trip over (TypeError on the variant tensors
         # of recurrent layers, ValueError on stateful ops, ...): any means "not this model".
         except Exception as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-            return f"{type(error).__name__}, {lines[-1][:160]}", messages.ops
+            name = type(error).__name__
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [name]
+            last = lines[-1][:160]
+            return last if last.startswith(name) else f"{name}, {last}", messages.ops
     return "", messages.ops
 
 

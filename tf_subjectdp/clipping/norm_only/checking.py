@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_subjectdp.clipping import engine, partition
-from tf_subjectdp.clipping.norm_only import rules
+from tf_subjectdp.clipping.norm_only import rules, strategy
 from tf_subjectdp.clipping.norm_only.uses import as_matrix
 from tf_subjectdp.clipping.variables import raw
 
@@ -70,10 +70,9 @@ def check_norm_rule(layer: Any, inputs: Any, *, tolerance: float = 1e-5, **call:
 
     rows = (inputs,)
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
-    options = engine.EngineOptions(strategy="norm_only")
-    engine.choose_strategy(
-        row_function, variables, spec, linear=True, options=options, layers=layers
-    )
+    reason = strategy.why_not(row_function, variables, spec, layers)
+    if reason:
+        raise ValueError(f"the rule of {type(layer).__name__} does not serve this layer: {reason}.")
     # Groups of one, two, three, ... rows.
     people = tf.constant(np.repeat(np.arange(count), np.arange(1, count + 1))[:count])
     kinds = {
@@ -96,6 +95,11 @@ def check_norm_rule(layer: Any, inputs: Any, *, tolerance: float = 1e-5, **call:
         norms = [
             _norm(sums(rows, tf.constant(group == g), tf.constant(1e30))[1]) for g in set(group)
         ]
+        if not max(norms) > 0.0:
+            raise ValueError(
+                f"all gradients of layer {layer.name!r} are 0 on these inputs, and nothing can be "
+                "compared; pass inputs that are not all zero."
+            )
         bounds = [0.01 * min(norms), float(np.median(norms)), 100.0 * max(norms)]
         differences = []
         for bound in bounds:

@@ -107,56 +107,79 @@ class ImageGradients(Use):
         self._window = window
         each = window.positions * window.kernel[1] * int(images.shape[-1]) * 2
         self._block = max(1, min(_LARGEST_BLOCK, _BLOCK_ELEMENTS // (2 * each)))
-        self._blocks: tuple[tf.Tensor, tf.TensorArray, tf.Tensor] | None = None
+        self._blocks: tuple[tf.TensorArray, tf.Tensor] | None = None
+        self._sums: tuple[Groups, tf.Tensor] | None = None
 
-    def _made(self) -> tuple[tf.Tensor, tf.TensorArray, tf.Tensor]:
-        """How many blocks, their gradients [b, weights], and all squared norms [n]; made once."""
+    @property
+    def _number(self) -> tf.Tensor:
+        """How many blocks."""
+        return (tf.shape(self._images)[0] + self._block - 1) // self._block
+
+    def _walk(self, body, *carried):
+        """Calls body(block's number, its slice of the rows, its gradients [b, weights], *carried)."""
+
+        def step(at, *carried):
+            rows = slice(at * self._block, (at + 1) * self._block)
+            made = image_gradients(self._images[rows], self._gradient[rows], self._window)
+            made = tf.reshape(made, [-1, self.shape.num_elements()])
+            return at + 1, *body(at, rows, made, *carried)
+
+        number = self._number
+        _, *carried = tf.while_loop(
+            lambda at, *_: at < number, step, (tf.constant(0), *carried), parallel_iterations=1
+        )
+        return carried
+
+    def _made(self) -> tuple[tf.TensorArray, tf.Tensor]:
+        """The blocks' gradients, and all squared norms [n]; made once."""
         if self._blocks is None:
-            count = tf.shape(self._images)[0]
-            number = (count + self._block - 1) // self._block
+
+            def body(at, rows, made, blocks, squares):
+                del rows
+                return blocks.write(at, made), squares.write(at, squares_of_rows(made))
+
             size = self.shape.num_elements()
-            blocks = tf.TensorArray(
-                tf.float32, number, element_shape=[None, size], clear_after_read=False,
-                infer_shape=False,
-            )  # fmt: skip
-            squares = tf.TensorArray(tf.float32, number, element_shape=[None], infer_shape=False)
-
-            def body(at, blocks, squares):
-                start = at * self._block
-                end = tf.minimum(start + self._block, count)
-                made = image_gradients(
-                    self._images[start:end], self._gradient[start:end], self._window
+            blocks, squares = (
+                tf.TensorArray(
+                    tf.float32, self._number, element_shape=shape, clear_after_read=False,
+                    infer_shape=False,
                 )
-                made = tf.reshape(made, [-1, size])
-                squares = squares.write(at, squares_of_rows(made))
-                return at + 1, blocks.write(at, made), squares
-
-            _, blocks, squares = tf.while_loop(
-                lambda at, *_: at < number,
-                body,
-                (tf.constant(0), blocks, squares),
-                parallel_iterations=1,
-            )
-            self._blocks = number, blocks, squares.concat()
+                for shape in ([None, size], [None])
+            )  # fmt: skip
+            blocks, squares = self._walk(body, blocks, squares)
+            self._blocks = blocks, squares.concat()
         return self._blocks
 
+    def _sums_of_groups(self, groups: Groups) -> tf.Tensor:
+        """The scaled sum of each group's gradients, [count, weights]; made once, and alone kept."""
+        if self._sums is None or self._sums[0] is not groups:
+
+            def body(at, rows, made, sums):
+                del at
+                made *= groups.scale[rows, tf.newaxis]
+                return (tf.tensor_scatter_nd_add(sums, groups.of_row[rows, tf.newaxis], made),)
+
+            sums = tf.zeros(tf.stack([groups.count, self.shape.num_elements()]))
+            (sums,) = self._walk(body, sums)
+            self._sums = groups, sums
+        return self._sums[1]
+
     def item_squares(self) -> tf.Tensor:
-        return self._made()[2]
+        return self._made()[1]
 
     def group_squares(self, groups: Groups) -> tf.Tensor:
-        return self._all().group_squares(groups)
+        return squares_of_rows(self._sums_of_groups(groups))
 
-    def _all(self) -> ItemGradients:
-        return ItemGradients(self._made()[1].concat(), self.shape)
+    def weighted_groups(self, groups: Groups, factors: tf.Tensor) -> tf.Tensor:
+        total = tf.matmul(factors[tf.newaxis], self._sums_of_groups(groups))
+        return tf.reshape(total, self.shape)
 
     def weighted(self, weight: tf.Tensor) -> tf.Tensor:
-        number, blocks, _ = self._made()
+        number, blocks = self._number, self._made()[0]
 
         def body(at, total):
-            made = blocks.read(at)
-            start = at * self._block
-            part = weight[start : start + self._block]
-            return at + 1, total + tf.matmul(part[tf.newaxis], made)
+            part = weight[at * self._block : (at + 1) * self._block]
+            return at + 1, total + tf.matmul(part[tf.newaxis], blocks.read(at))
 
         _, total = tf.while_loop(
             lambda at, _: at < number,
@@ -167,7 +190,7 @@ class ImageGradients(Use):
         return tf.reshape(total, self.shape)
 
     def item_gradients(self) -> tf.Tensor:
-        return self._all().item_gradients()
+        return tf.reshape(self._made()[0].concat(), [-1, *self.shape])
 
     def kept_rows(self) -> list[tf.Tensor]:
         return [self._images, self._gradient]

@@ -20,6 +20,14 @@ class Groups:
         self.count = count
         self.sorted = in_order
         self._blocks: tuple[tf.Tensor, tf.Tensor, tf.Tensor] | None = None
+        self._spread: dict = {}
+
+    def spread(self, factors: tf.Tensor) -> tf.Tensor:
+        """A factor of each group as one of each row, its scale included: [count] -> float32 [n]."""
+        key = factors.ref()
+        if key not in self._spread:
+            self._spread[key] = tf.gather(factors, tf.maximum(self.of_row, 0)) * self.scale
+        return self._spread[key]
 
     def pairs(self) -> tf.Tensor:
         """float32 [n, n]: the product of two rows' scales where they share a group, else 0."""

@@ -35,7 +35,7 @@ def identity_of(variable: Any) -> int:
     """What tells variables apart, whatever wraps them (mixed precision, Keras 3)."""
     variable = raw(variable)
     if not hasattr(variable, "handle"):
-        raise NoRule("a weight was replaced by something that is no variable")
+        raise NoRule("its rule must hand the layer's own weights to the record, not values of them")
     return id(variable.handle)
 
 
@@ -59,7 +59,7 @@ class Record:
         self._notes: list[_Note] = []
         self._grams: dict = {}
         self.received: list[tf.Tensor] = []
-        self._rules: list[tuple[int, int, set[str], str]] = []
+        self._rules: list[tuple[int, int, str]] = []
         self.declared: list[tuple[list[tf.Tensor], list[tf.Tensor]]] = []
 
     # -- for the engine -----------------------------------------------------------------------------
@@ -87,31 +87,29 @@ class Record:
         """The number of operations before a layer's rule."""
         return len(self._graph.get_operations())
 
-    def end(self, began: int, outputs: Any, layer: str) -> None:
-        """Notes which operations a rule made, and which of their tensors it handed out."""
-        shown = {t.name for t in tf.nest.flatten(outputs) if isinstance(t, tf.Tensor)}
-        self._rules.append((began, len(self._graph.get_operations()), shown, layer))
+    def end(self, began: int, layer: str) -> None:
+        """Notes which operations a layer's rule made."""
+        self._rules.append((began, len(self._graph.get_operations()), layer))
 
     def leak(self) -> str:
-        """Why what went on inside a rule was used outside, as a gradient within the model does.
+        """Why a weight's value inside a rule was used outside, as a gradient within the model does.
 
-        The weight's value is cut off from differentiation inside the rule, so such a use would be
-        lost without a trace. To be asked before the engine's own backward pass.
+        The value is cut off from differentiation there, so such a use would be lost without a trace.
+        What the layer computed of the rows may be used anywhere: Keras's losses look for the logits
+        behind a softmax. To be asked before the engine's own backward pass.
         """
         operations = self._graph.get_operations()
         owner = {}
-        for number, (began, ended, _, _) in enumerate(self._rules):
+        for number, (began, ended, _) in enumerate(self._rules):
             for operation in operations[began:ended]:
-                # A placeholder is what the function captured, which later rules find there.
-                if operation.type != "Placeholder":
+                if operation.type == "ReadVariableOp" or _made_of(operation, owner, number):
                     owner[operation.name] = number
-        for operation in operations:
+        inside = [range(began, ended) for began, ended, _ in self._rules]
+        for place, operation in enumerate(operations):
             for tensor in operation.inputs:
                 number = owner.get(tensor.op.name)
-                if number is None or number == owner.get(operation.name):
-                    continue
-                _, _, shown, layer = self._rules[number]
-                if tensor.name not in shown:
+                if number is not None and place not in inside[number]:
+                    layer = self._rules[number][2]
                     return f"{operation.type} {operation.name!r} looks inside {layer}"
         return ""
 
@@ -281,6 +279,13 @@ class Record:
         self.declare(received, [output])
         self.note(variable, received, output, lambda d: ItemGradients(gradients(d), shape))
         return output
+
+
+def _made_of(operation: tf.Operation, owner: dict[str, int], number: int) -> bool:
+    """Whether an operation's inputs are values of a rule's weights, and otherwise constants."""
+    made = [owner.get(tensor.op.name) == number for tensor in operation.inputs]
+    known = [m or t.op.type == "Const" for m, t in zip(made, operation.inputs, strict=True)]
+    return any(made) and all(known)
 
 
 def _window(inputs: tf.Tensor, kernel_shape: Any, options: dict[str, Any]) -> convolution.Window:

@@ -96,15 +96,19 @@ def recorded(layers: Sequence[Any], record: Record) -> Iterator[list[str]]:
 
 def _call(layer: Any, record: Record, declined: list[str]) -> Callable[..., Any]:
     rule, original, thread = rule_of(layer), layer.call, threading.get_ident()
+    running = False
 
     @tf.autograph.experimental.do_not_convert
     def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal running
         if threading.get_ident() != thread:
             return original(*args, **kwargs)
         name = f"layer {layer.name!r} ({type(layer).__name__})"
         reason: object = "it runs inside a loop, a condition or a function of its own"
-        if record.is_here():
-            began = record.begin()
+        if running:
+            reason = "its rule calls the layer itself, whose call it takes the place of"
+        elif record.is_here():
+            began, running = record.begin(), True
             try:
                 outputs = rule(layer, record, *args, **kwargs)
             except NoRule as declining:
@@ -113,8 +117,12 @@ def _call(layer: Any, record: Record, declined: list[str]) -> Callable[..., Any]
                 # Keras's own `call` says it better if the inputs are at fault.
                 reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             else:
-                record.end(began, outputs, name)
-                return outputs
+                if outputs is not None:
+                    record.end(began, name)
+                    return outputs
+                reason = "its rule returned None"
+            finally:
+                running = False
         declined.append(f"{name}: {reason}")
         return original(*args, **kwargs)
 

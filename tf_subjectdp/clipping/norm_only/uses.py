@@ -38,6 +38,10 @@ class Use(abc.ABC):
     def weighted(self, weight: tf.Tensor) -> tf.Tensor:
         """sum_i weight[i] * (row i's gradient): float32 [n] -> float32 [*shape]."""
 
+    def weighted_groups(self, groups: Groups, factors: tf.Tensor) -> tf.Tensor:
+        """sum_g factors[g] * (group g's scaled sum): float32 [count] -> float32 [*shape]."""
+        return self.weighted(groups.spread(factors))
+
     @abc.abstractmethod
     def item_gradients(self) -> tf.Tensor:
         """Every row's gradient, float32 [n, *shape]."""
@@ -66,7 +70,8 @@ def zeroed(tensor: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
 
 def squares_of_rows(tensor: tf.Tensor) -> tf.Tensor:
     """Sum of squares of every row: [n, ...] -> float32 [n]."""
-    return tf.reduce_sum(tf.square(as_matrix(tensor)), axis=1)
+    # One pass; the square of every entry would be another tensor of this size.
+    return tf.square(tf.math.reduce_euclidean_norm(as_matrix(tensor), axis=1))
 
 
 class ItemGradients(Use):
