@@ -136,7 +136,9 @@ class ImageGradients(Use):
 
             def body(at, rows, made, blocks, squares):
                 del rows
-                return blocks.write(at, made), squares.write(at, squares_of_rows(made))
+                return blocks.write(at, made), squares.write(
+                    at, squares_of_rows(made, one_pass=True)
+                )
 
             size = self.shape.num_elements()
             blocks, squares = (
@@ -168,7 +170,7 @@ class ImageGradients(Use):
         return self._made()[1]
 
     def group_squares(self, groups: Groups) -> tf.Tensor:
-        return squares_of_rows(self._sums_of_groups(groups))
+        return squares_of_rows(self._sums_of_groups(groups), one_pass=True)
 
     def weighted_groups(self, groups: Groups, factors: tf.Tensor) -> tf.Tensor:
         total = tf.matmul(factors[tf.newaxis], self._sums_of_groups(groups))

@@ -37,14 +37,18 @@ class Product(Use):
       shape: the weight's shape, i x o entries in this order; o x i if `swapped`.
       swapped: whether the weight is kept the other way round.
       grams: a common store for the products of a tensor with itself, which several weights share.
+      whole: whether this becomes part of a compiled program.
     """
 
-    def __init__(self, received, gradient, shape, *, swapped: bool = False, grams=None):
+    def __init__(
+        self, received, gradient, shape, *, swapped: bool = False, grams=None, whole: bool = False
+    ):
         self.shape = tf.TensorShape(shape)
         self._received = tf.cast(received, tf.float32)
         self._gradient = tf.cast(gradient, tf.float32)
         self._swapped = swapped
         self._grams = {} if grams is None else grams
+        self._whole = whole
 
     @property
     def _sequence(self) -> bool:
@@ -70,7 +74,7 @@ class Product(Use):
     def item_squares(self) -> tf.Tensor:
         if not self._sequence:
             received, gradient = self._floor(
-                squares_of_rows(self._received), squares_of_rows(self._gradient)
+                *(squares_of_rows(t, one_pass=not self._whole) for t in self.kept_rows())
             )
             return received * gradient
         received, gradient = self._gram(self._received), self._gram(self._gradient)
@@ -169,9 +173,12 @@ class Product(Use):
     def kept_rows(self) -> list[tf.Tensor]:
         return [self._received, self._gradient]
 
+    def _with(self, received: tf.Tensor, gradient: tf.Tensor) -> "Product":
+        return Product(received, gradient, self.shape, swapped=self._swapped, whole=self._whole)
+
     def of_rows(self, keep: tf.Tensor) -> Use:
         received, gradient = (zeroed(t, keep) for t in self.kept_rows())
-        return Product(received, gradient, self.shape, swapped=self._swapped)
+        return self._with(received, gradient)
 
     def joined(self, other: "Product") -> "Product":
         """The use of one weight at two places, as one: their positions side by side."""
@@ -180,21 +187,21 @@ class Product(Use):
             parts = (use._received, use._gradient)
             sequences.append([t if use._sequence else t[:, tf.newaxis] for t in parts])
         received, gradient = (tf.concat(pair, axis=1) for pair in zip(*sequences, strict=True))
-        return Product(received, gradient, self.shape, swapped=self._swapped)
+        return self._with(received, gradient)
 
     def joins(self, other: Use) -> bool:
         """Whether `joined` can take it."""
         return isinstance(other, Product) and self._swapped == other._swapped
 
 
-def product(received, gradient, shape, *, swapped: bool = False, grams=None) -> Use:
+def product(received, gradient, shape, **options) -> Use:
     """The use of a weight that multiplied, in the form that costs less to take the norm of.
 
     Args: as `Product`; axes between the first and the last are positions.
     """
     if received.shape.rank > 3:
         received, gradient = (_positions(t) for t in (received, gradient))
-    use = Product(received, gradient, shape, swapped=swapped, grams=grams)
+    use = Product(received, gradient, shape, **options)
     if received.shape.rank == 3 and pairs_cost_more(received, gradient):
         return ItemGradients(use.item_gradients(), shape)
     return use

@@ -57,7 +57,7 @@ class Record:
         self._graph = tf.compat.v1.get_default_graph()
         self._trained = {identity_of(v): v.shape for v in variables}
         self._notes: list[_Note] = []
-        self._grams: dict = {}
+        self._of_products: dict[str, Any] = {"grams": {}, "whole": whole}
         self.received: list[tf.Tensor] = []
         self._rules: list[tuple[int, int, str]] = []
         self.declared: list[tuple[list[tf.Tensor], list[tf.Tensor]]] = []
@@ -173,7 +173,7 @@ class Record:
             kernel,
             inputs,
             output,
-            lambda d: product(inputs, d, shape, swapped=transpose, grams=self._grams),
+            lambda d: product(inputs, d, shape, swapped=transpose, **self._of_products),
         )
 
     def product(
@@ -192,7 +192,7 @@ class Record:
             kernel,
             [received],
             watched,
-            lambda d: product(received, gradient(d), shape, grams=self._grams),
+            lambda d: product(received, gradient(d), shape, **self._of_products),
         )
 
     def bias(self, inputs: tf.Tensor, bias: Any) -> tf.Tensor:

@@ -68,10 +68,14 @@ def zeroed(tensor: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
     return tf.where(shaped, tensor, tf.zeros_like(tensor))
 
 
-def squares_of_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """Sum of squares of every row: [n, ...] -> float32 [n]."""
-    # One pass; the square of every entry would be another tensor of this size.
-    return tf.square(tf.math.reduce_euclidean_norm(as_matrix(tensor), axis=1))
+def squares_of_rows(tensor: tf.Tensor, *, one_pass: bool = False) -> tf.Tensor:
+    """Sum of squares of every row: [n, ...] -> float32 [n].
+
+    `one_pass` spares a tensor of the size of the first, by an operation that XLA does not know.
+    """
+    if one_pass:
+        return tf.square(tf.math.reduce_euclidean_norm(as_matrix(tensor), axis=1))
+    return tf.reduce_sum(tf.square(as_matrix(tensor)), axis=1)
 
 
 class ItemGradients(Use):
