@@ -139,6 +139,13 @@ def test_the_draw_gets_the_whole_fresh_seed_and_no_number_serves_two_entries(mon
     assert np.isin(flat, normals.normals(seed, 304)).all()
 
 
+def test_a_seed_drawn_earlier_is_the_draw_s_own():
+    seed = fresh_seed()
+    found = [add_gaussian_noise([tf.zeros([40])], 2.0, seed=s)[0] for s in (seed, fresh_seed())]
+    np.testing.assert_array_equal(found[0], normals.normals(seed, 48, 2.0)[:40])
+    assert not np.isin(found[0], found[1]).any()
+
+
 def test_tensors_of_unknown_shape_get_noise_of_their_own():
     @tf.function(input_signature=[tf.TensorSpec([None, 3]), tf.TensorSpec(None)])
     def step(first, second):

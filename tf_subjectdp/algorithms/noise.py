@@ -27,6 +27,7 @@ def add_gaussian_noise(
     stddev: float | tf.Tensor,
     *,
     divisor: float | tf.Tensor | None = None,
+    seed: tf.Tensor | None = None,
 ) -> list[tf.Tensor]:
     """Adds independent N(0, stddev^2) to every entry of every tensor.
 
@@ -38,6 +39,9 @@ def add_gaussian_noise(
       sums: float32 tensors; entries that no row of the batch touched get their noise as well.
       stddev: standard deviation, in the unit of `sums`; 0 adds nothing. A tensor is not checked.
       divisor: a public constant; if given, what is returned is (sum + noise) / divisor.
+      seed: int64 [2], a `fresh_seed()` that was drawn earlier and serves nothing else, so that the
+        noise can be made beside what it is added to; None draws it here. A seed that is used twice
+        gives the same noise twice, and the difference of the two outputs has none.
 
     Returns:
       float32 tensors shaped as `sums`.
@@ -53,24 +57,20 @@ def add_gaussian_noise(
             )
     sums = [tf.convert_to_tensor(total, tf.float32) for total in sums]
     if not (isinstance(stddev, numbers.Real) and stddev == 0):
-        sums = [total + noise for total, noise in zip(sums, _noise(sums, stddev), strict=True)]
+        noise = _noise(sums, stddev, fresh_seed() if seed is None else seed)
+        sums = [total + part for total, part in zip(sums, noise, strict=True)]
     return sums if divisor is None else [total / divisor for total in sums]
 
 
-def _noise(sums: list[tf.Tensor], stddev: float | tf.Tensor) -> list[tf.Tensor]:
-    if not all(total.shape.is_fully_defined() for total in sums):
-        # A seed of its own for each, since the places in a common draw are not known.
-        return [
-            tf.reshape(normals(fresh_seed(), tf.size(total), stddev), tf.shape(total))
-            for total in sums
-        ]
-    counts = [total.shape.num_elements() for total in sums]
-    starts, end = [], 0
-    for count in counts:
+def _noise(sums: list[tf.Tensor], stddev: float | tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
+    known = all(total.shape.is_fully_defined() for total in sums)
+    starts, counts, end = [], [], 0
+    for total in sums:
+        counts.append(total.shape.num_elements() if known else tf.size(total))
         starts.append(end)
-        end += -(-count // _ALIGNMENT) * _ALIGNMENT
-    drawn = normals(fresh_seed(), end, stddev)
+        end += -(-counts[-1] // _ALIGNMENT) * _ALIGNMENT
+    drawn = normals(seed, end, stddev)
     return [
-        tf.reshape(drawn[start : start + count], total.shape)
+        tf.reshape(drawn[start : start + count], tf.shape(total))
         for total, start, count in zip(sums, starts, counts, strict=True)
     ]

@@ -140,6 +140,8 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         total: Sequence[tf.Tensor],
         variables: Sequence[Any],
         *,
+        after: Sequence[Any],
+        seed: tf.Tensor,
         extra_gradients: Sequence[tf.Tensor] | None,
         draw: Draw | None,
         seeded: tf.Tensor,
@@ -147,8 +149,8 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         """Counts the step, adds noise to a clipped sum, divides by the constant, and updates.
 
         For `private_step` alone, which has clipped. Args: `total`, float32 tensors shaped as
-        `variables`; gradients free of data that are added after the division; which draw the batch
-        is; whether it was drawn with a seed.
+        `variables`; what all of it waits for; the noise's fresh seed; gradients free of data that are
+        added after the division; which draw the batch is; whether it was drawn with a seed.
         """
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if replicas > 1:
@@ -159,10 +161,14 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         variables = list(variables)
         with tf.init_scope():
             self.build(variables)
-        counted = self._count_step(draw, seeded)
+        with tf.control_dependencies(after):
+            counted = self._count_step(draw, seeded)
+        # The sums wait for the count. The noise does not: it can be made beside the batch's gradients.
         with tf.control_dependencies(counted):
-            stddev = self.noise_multiplier * self.algorithm.clip_norm
-            gradients = add_gaussian_noise(total, stddev, divisor=self.divisor)
+            total = [tf.identity(part) for part in total]
+        stddev = self.noise_multiplier * self.algorithm.clip_norm
+        gradients = add_gaussian_noise(total, stddev, divisor=self.divisor, seed=seed)
+        with tf.control_dependencies(counted):
             if extra_gradients is not None:
                 gradients = [g + e for g, e in zip(gradients, extra_gradients, strict=True)]
             gradients = [

@@ -82,6 +82,8 @@ def private_step(
     rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
     if not variables:
         raise ValueError("variables is empty; nothing can be trained.")
+    # Before all else that TensorFlow runs in the order in which it was written.
+    seed = clipping.fresh_seed()
     people = people_of(extras)
     guards = check_mark(people.draw, optimizer.plan) + check_lengths(rows, people)
     partition = optimizer.algorithm.partition(people.subject, people.mask)
@@ -106,12 +108,13 @@ def private_step(
         options=optimizer.engine,
         layers=layers,
     )
-    with tf.control_dependencies(guards):
-        optimizer._release(
-            summed.total,
-            variables,
-            extra_gradients=extra_gradients,
-            draw=people.draw,
-            seeded=people.seeded,
-        )
+    optimizer._release(
+        summed.total,
+        variables,
+        after=guards,
+        seed=seed,
+        extra_gradients=extra_gradients,
+        draw=people.draw,
+        seeded=people.seeded,
+    )
     return summed

@@ -112,6 +112,8 @@ def to_dataset(
     # tf.data's graph rewrites have nothing to improve here and would copy the features once more
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
+    # nothing here is tuned, and tf.data's tuner may sleep on for seconds when an iterator is deleted
+    options.autotune.enabled = False
     dataset = dataset.with_options(options)
     setattr(dataset, MARK, int(fingerprint))
     return dataset
