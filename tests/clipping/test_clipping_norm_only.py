@@ -455,6 +455,24 @@ def test_options_that_contradict_each_other_are_refused(options, error, message)
 # -- what a hostile reader found ------------------------------------------------------------------------
 
 
+def sum_of_items(row_function, variables, rows, model, *, jit_compile):
+    """The sum of all rows' gradients, each clipped at 1."""
+    count = len(tf.nest.flatten(rows)[0])
+    return tf.function(
+        lambda: clipping.clipped_sum(
+            row_function,
+            variables,
+            rows,
+            partition.item_terms(tf.ones([count], tf.bool)),
+            1.0,
+            strategy="norm_only",
+            options=EngineOptions(jit_compile=jit_compile),
+            layers=compat.all_layers(model),
+        ),
+        autograph=False,
+    )()
+
+
 def test_a_term_whose_norm_overflows_only_in_sum_is_left_out_and_counted():
     given = K.Input([1])
     heads = [L.Dense(1, use_bias=False, kernel_initializer="ones")(given) for _ in range(2)]
@@ -466,19 +484,7 @@ def test_a_term_whose_norm_overflows_only_in_sum_is_left_out_and_counted():
         return model(rows)[:, 0], ()
 
     for jit in (False, True):
-        found = tf.function(
-            lambda jit=jit: clipping.clipped_sum(
-                row_function,
-                variables,
-                rows,
-                partition.item_terms(tf.ones([2], tf.bool)),
-                1.0,
-                strategy="norm_only",
-                options=EngineOptions(jit_compile=jit),
-                layers=compat.all_layers(model),
-            ),
-            autograph=False,
-        )()
+        found = sum_of_items(row_function, variables, rows, model, jit_compile=jit)
         assert float(tf.linalg.global_norm(found.total)) <= 1.0 + 1e-6
         assert float(found.non_finite) == 1.0
 
@@ -532,19 +538,8 @@ def test_ids_out_of_range_do_not_reach_into_another_row(ids):
         looked_up, weight = rows
         return model(looked_up)[:, 0] * weight, ()
 
-    found = tf.function(
-        lambda: clipping.clipped_sum(
-            row_function,
-            table,
-            (tf.constant(ids, tf.int32), weights),
-            partition.item_terms(tf.ones([3], tf.bool)),
-            1.0,
-            strategy="norm_only",
-            options=EngineOptions(jit_compile=True),
-            layers=compat.all_layers(model),
-        ),
-        autograph=False,
-    )()
+    rows = (tf.constant(ids, tf.int32), weights)
+    found = sum_of_items(row_function, table, rows, model, jit_compile=True)
     assert float(tf.reduce_max(tf.abs(found.total[0]))) <= 1.0 + 1e-6
 
 

@@ -213,13 +213,13 @@ def sum_of_uses(
     # A norm that is not finite bounds nothing: such a term is left out.
     factors *= norms.clip_factors(term_norms, clip_norm) * present * tf.cast(finite, tf.float32)
     clipped = tf.reduce_sum(tf.cast(term_norms > clip_norm, tf.float32) * present)
-    total = []
+    weight, total = factors * scale if partition.linear else None, []
     for variable in variables:
         use = uses_of.get(identity_of(variable))
         if use is None:
             total.append(tf.zeros(variable.shape))
         elif partition.linear:
-            total.append(use.weighted(factors * scale))
+            total.append(use.weighted(weight))
         else:
             total.append(use.weighted_groups(groups, factors))
     return total, tf.stack([clipped, tf.reduce_sum(present)]), finite
