@@ -203,10 +203,24 @@ def test_chunks_of_whole_groups_add_up_to_the_same_sum(kind):
         assert_same(*sums(small(), rows, terms, 0.4, EngineOptions(max_rows=size)))
 
 
-def test_a_group_larger_than_a_chunk_and_few_large_groups_go_to_the_loop_with_the_same_sum():
-    rows = numbers(130, 3)
-    assert_same(*sums(small(), rows, people(*[0] * 65, *[1] * 65), 0.4))
-    assert_same(*sums(small(), rows[:9], people(*[0] * 7, 1, 2), 0.4, EngineOptions(max_rows=5)))
+LARGE_GROUPS = {
+    "table": ("table", 3, False, [("dense", "tanh", 1), ("norm", None, 1)]),
+    "image": ("image", 3, False, [("conv", None, 1), ("depthwise", None, 1)]),
+    "text": ("text", 2, True, [("dense", None, 1), ("lstm", None, 1)]),
+}
+
+
+@pytest.mark.parametrize("model", list(LARGE_GROUPS))
+def test_groups_larger_than_a_chunk_and_few_large_groups_are_summed_before_they_are_clipped(model):
+    made = model_of(*LARGE_GROUPS[model])
+    shape = made.input_shape[1:]
+    rows = numbers(130, *shape)
+    if model == "text":
+        rows = tf.constant(rng(3).integers(0, 5, (130, *shape)), tf.int32)
+    for bound in (0.1, 1e3):
+        assert_same(*sums(made, rows, people(*[0] * 65, *[1] * 65), bound))
+        options = EngineOptions(max_rows=5)
+        assert_same(*sums(made, rows[:9], people(*[0] * 7, 1, 2), bound, options))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -223,6 +237,12 @@ def test_a_row_that_is_not_finite_counts_as_zero_and_is_counted(bad, kind):
     scale = float(tf.linalg.global_norm(general.total))
     for a, b in zip(fast.total, general.total, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * scale)
+    if kind == "grouped":
+        # A group of more rows than a chunk.
+        whole = people(0, 0, 0, 0, 2, 2)
+        fast, general = sums(model, tf.constant(rows), whole, 0.4, EngineOptions(max_rows=3))
+        assert_same(fast, general)
+        assert float(fast.non_finite) == 1.0
 
 
 # -- structures ---------------------------------------------------------------------------------------

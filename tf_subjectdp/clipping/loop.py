@@ -25,13 +25,7 @@ def clipped_sum(
     buffers: list[tf.TensorArray],
 ) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
     """The strategy "loop": see `engine.clipped_sum`; arguments and results as in `vectorized`."""
-    count = tf.size(index)
     zeros = [tf.zeros(v.shape, tf.float32) for v in variables]
-    if partition.linear:
-        piece, ends = 1, tf.range(count) + 1
-    else:
-        piece = options.max_rows
-        ends = tf.searchsorted(partition.group, partition.group, side="right")
 
     def rows_between(start, stop):
         picked = index[start:stop]
@@ -78,6 +72,33 @@ def clipped_sum(
         )
         return total, bad
 
+    piece = 1 if partition.linear else options.max_rows
+    return sum_of_terms(finite_gradient_of, variables, partition, clip_norm, piece, buffers)
+
+
+def sum_of_terms(
+    gradient_of: Callable,
+    variables: Sequence[tf.Variable],
+    partition: BatchPartition,
+    clip_norm: float,
+    piece: int | tf.Tensor,
+    buffers: list[tf.TensorArray],
+) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
+    """Clips and adds the gradients of all rows (LINEAR) or groups, one at a time.
+
+    Args:
+      gradient_of: (start, stop) -> the scaled sum of the gradients of these rows, one float32 tensor a
+        variable; how many rows were not finite and count as zero; the rows' outputs.
+      variables, partition, clip_norm, buffers: as in `clipped_sum`.
+      piece: how many rows `gradient_of` takes at most.
+    """
+    zeros = [tf.zeros(v.shape, tf.float32) for v in variables]
+    count = tf.size(partition.group)
+    if partition.linear:
+        ends = tf.range(count) + 1
+    else:
+        ends = tf.searchsorted(partition.group, partition.group, side="right")
+
     def close_group(total, term, group):
         norm = _norm(term)
         finite = tf.math.is_finite(norm)
@@ -93,7 +114,7 @@ def clipped_sum(
 
     def body(start, number, total, open_sum, stats, buffers):
         stop = tf.minimum(start + piece, ends[start])
-        gradients, bad, outputs = finite_gradient_of(start, stop)
+        gradients, bad, outputs = gradient_of(start, stop)
         group = partition.group[start]
         if partition.linear:
             total, counts = close_group(total, gradients, group)

@@ -16,8 +16,9 @@ EPSILON_POINTS = 20
 NAMES = ("loss", "clipped", "signal_to_noise", "epsilon")
 
 
-# Where the sums of an epoch are kept: each a sum and what it is divided by.
-_LOSS, _CLIPPED, _SIGNAL, _STEPS, _NON_FINITE = (0, 1), (2, 3), (4, 5), 6, 7
+# Where the sums of an epoch are kept: first those of the means, each a sum and what it is divided by.
+_MEANS = ("loss", "clipped", "signal_to_noise")
+_STEPS, _NON_FINITE = 6, 7
 # The norm of all sums is not taken at every step: for a small model it costs as much as the noise.
 _SIGNAL_STRIDE = 8
 
@@ -62,12 +63,9 @@ class StepTrackers:
 
     def results(self, steps: tf.Tensor) -> dict[str, tf.Tensor]:
         """The numbers for the progress bar; `steps` is the private step count."""
-        sums = tf.cast(tf.identity(self._sums), tf.float32)
-        places = {"loss": _LOSS, "clipped": _CLIPPED, "signal_to_noise": _SIGNAL}
-        logs = {
-            name: tf.math.divide_no_nan(sums[total], sums[count])
-            for name, (total, count) in places.items()
-        }
+        pairs = tf.reshape(tf.cast(self._sums[: 2 * len(_MEANS)], tf.float32), [-1, 2])
+        means = tf.unstack(tf.math.divide_no_nan(pairs[:, 0], pairs[:, 1]))
+        logs = dict(zip(_MEANS, means, strict=True))
         if self._shown:
             point = (tf.identity(steps) + self._stride - 1) // self._stride - 1
             logs["epsilon"] = tf.gather(

@@ -80,12 +80,15 @@ def to_dataset(
 
     def draws() -> Iterator[np.ndarray]:
         this_pass = int.from_bytes(os.urandom(8), "big") >> 1
+        step = 0
         for rows in blocks(itertools.islice(indices_factory(), steps)):
-            yield pack([pad_rows(drawn, pad_to) for drawn in rows], this_pass)
+            yield pack([pad_rows(drawn, pad_to) for drawn in rows], this_pass, step)
+            step += len(rows)
 
     @tf.autograph.experimental.do_not_convert
-    def gather(step: tf.Tensor, packed: tf.Tensor) -> tuple[Any, Any, dict[str, tf.Tensor]]:
-        this_pass, padded = packed[0], packed[2 : 2 + packed[1]]
+    def gather(packed: tf.Tensor) -> tuple[Any, Any, dict[str, tf.Tensor]]:
+        this_pass, step, length = tf.unstack(packed[:3], num=3)
+        padded = packed[3 : 3 + length]
         mask = padded >= 0
         rows = tf.maximum(padded, 0)
 
@@ -107,7 +110,7 @@ def to_dataset(
     # one array a block: every further one would cost a turn of its own
     signature = tf.TensorSpec([None, None], tf.int64)
     dataset = tf.data.Dataset.from_generator(draws, output_signature=signature).prefetch(1)
-    dataset = dataset.unbatch().enumerate().map(gather).prefetch(_BATCHES_AHEAD)
+    dataset = dataset.unbatch().map(gather).prefetch(_BATCHES_AHEAD)
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
     # tf.data's graph rewrites have nothing to improve here and would copy the features once more
     options = tf.data.Options()
@@ -140,13 +143,14 @@ def blocks(draws: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
         yield block
 
 
-def pack(draws: Sequence[np.ndarray], number: int) -> np.ndarray:
-    """One int64 row a draw: the number of the pass, the draw's length, the draw, zeros."""
-    packed = np.zeros((len(draws), 2 + max(map(len, draws))), np.int64)
+def pack(draws: Sequence[np.ndarray], number: int, first: int) -> np.ndarray:
+    """One int64 row a draw: the number of the pass, of the step, the draw's length, the draw, zeros."""
+    packed = np.zeros((len(draws), 3 + max(map(len, draws))), np.int64)
     packed[:, 0] = number
+    packed[:, 1] = np.arange(first, first + len(draws))
     for line, drawn in zip(packed, draws, strict=True):
-        line[1] = drawn.size
-        line[2 : 2 + drawn.size] = drawn
+        line[2] = drawn.size
+        line[3 : 3 + drawn.size] = drawn
     return packed
 
 

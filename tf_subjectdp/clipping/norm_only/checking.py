@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_subjectdp.clipping import engine, partition
-from tf_subjectdp.clipping.norm_only import rules, strategy
+from tf_subjectdp.clipping.norm_only import passes, rules
 from tf_subjectdp.clipping.norm_only.uses import as_matrix
 from tf_subjectdp.clipping.variables import raw
 
@@ -70,7 +70,7 @@ def check_norm_rule(layer: Any, inputs: Any, *, tolerance: float = 1e-5, **call:
 
     rows = (inputs,)
     spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
-    reason = strategy.why_not(row_function, variables, spec, layers)
+    reason = passes.why_not(row_function, variables, spec, layers)
     if reason:
         raise ValueError(f"the rule of {type(layer).__name__} does not serve this layer: {reason}.")
     # Groups of one, two, three, ... rows.

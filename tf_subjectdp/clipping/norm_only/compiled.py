@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The strategy "norm_only" as one XLA program: no loop over parts, no host in between.
 
-Knows what `strategy` knows and imports it. All rows go through at once, those that take no part with
-weight zero, so that the shapes are those of the batch: XLA compiles anew for each shape, and batches
-should be padded to few of them.
+Knows what `strategy` knows; imports `passes` and `sums`. All rows go through at once, those that take
+no part with weight zero, so that the shapes are those of the batch: XLA compiles anew for each shape,
+and batches should be padded to few of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_subjectdp.clipping.norm_only import strategy
+from tf_subjectdp.clipping.norm_only import passes, sums
 from tf_subjectdp.clipping.partition import BatchPartition
 
 
@@ -40,9 +40,9 @@ def clipped_sum(
     """
 
     def of_all(rows, group, item_scale, group_scale):
-        passed = strategy.forward_backward(row_function, variables, rows, layers, whole=True)
+        passed = passes.forward_backward(row_function, variables, rows, layers, whole=True)
         if passed.reason:
-            raise RuntimeError(strategy.no_longer(passed.reason))
+            raise RuntimeError(passes.no_longer(passed.reason))
         given = BatchPartition(group, item_scale, group_scale, partition.linear)
         total, stats = _sum_of_all(passed, variables, given, clip_norm)
         return total, (passed.losses, passed.predictions), stats
@@ -53,12 +53,12 @@ def clipped_sum(
     return tf.function(of_all, jit_compile=True, input_signature=spec)(*given)
 
 
-@strategy.as_written
+@passes.as_written
 def _sum_of_all(passed, variables, partition, clip_norm):
-    keep = strategy.finite_rows(passed.uses)
+    keep = sums.finite_rows(passed.uses)
     passed = passed._replace(uses={k: use.of_rows(keep) for k, use in passed.uses.items()})
-    total, counts, finite = strategy.sum_of_uses(
+    total, counts, finite = sums.sum_of_uses(
         passed.uses, variables, partition, clip_norm, in_order=False
     )
-    bad = strategy.count_bad(keep, partition, finite)
+    bad = sums.count_bad(keep, partition, finite)
     return total, tf.concat([counts, [bad]], 0)

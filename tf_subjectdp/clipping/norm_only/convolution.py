@@ -97,6 +97,20 @@ def image_gradients(images: tf.Tensor, gradient: tf.Tensor, window: Window) -> t
     return tf.stack(rows, axis=1)
 
 
+def _sum_over_images(images, gradient, weight, window: Window, shape: tf.TensorShape) -> tf.Tensor:
+    """The weighted sum of the images' gradients, none of them formed; without dilation."""
+    sides = zip(window.before, window.after, strict=True)
+    total = tf.raw_ops.Conv2DBackpropFilter(
+        input=images,
+        filter_sizes=[*window.kernel, *shape.as_list()[-2:]],
+        out_backprop=gradient * weight[:, tf.newaxis, tf.newaxis, tf.newaxis],
+        strides=[1, *window.strides, 1],
+        padding="EXPLICIT",
+        explicit_paddings=[0, 0, *[size for side in sides for size in side], 0, 0],
+    )
+    return tf.reshape(total, shape)
+
+
 class ImageGradients(Use):
     """A kernel's gradients for single images, a block of images at a time."""
 
@@ -191,6 +205,11 @@ class ImageGradients(Use):
         )
         return tf.reshape(total, self.shape)
 
+    def weighted_alone(self, weight: tf.Tensor) -> tf.Tensor:
+        if max(self._window.dilations) > 1:
+            return self.weighted(weight)
+        return _sum_over_images(self._images, self._gradient, weight, self._window, self.shape)
+
     def item_gradients(self) -> tf.Tensor:
         return tf.reshape(self._made()[0].concat(), [-1, *self.shape])
 
@@ -212,19 +231,8 @@ class PatchProduct(Product):
         self._window = window
 
     def weighted(self, weight: tf.Tensor) -> tf.Tensor:
-        shaped = weight[:, tf.newaxis, tf.newaxis, tf.newaxis]
         gradient = tf.reshape(self._gradient, [-1, *self._window.output, self._gradient.shape[-1]])
-        sides = zip(self._window.before, self._window.after, strict=True)
-        total = tf.raw_ops.Conv2DBackpropFilter(
-            input=self._images,
-            filter_sizes=[*self._window.kernel, *self.shape.as_list()[-2:]],
-            out_backprop=gradient * shaped,
-            strides=[1, *self._window.strides, 1],
-            dilations=[1, *self._window.dilations, 1],
-            padding="EXPLICIT",
-            explicit_paddings=[0, 0, *[size for side in sides for size in side], 0, 0],
-        )
-        return tf.reshape(total, self.shape)
+        return _sum_over_images(self._images, gradient, weight, self._window, self.shape)
 
     def of_rows(self, keep: tf.Tensor) -> Use:
         images = zeroed(self._images, keep)

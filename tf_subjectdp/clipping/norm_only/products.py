@@ -5,7 +5,8 @@ Row i's gradient is sum_t x_it (outer) d_it, where x is what the weight received
 the loss at what it put out; its square is a sum over pairs of positions (x_it . x_is)(d_it . d_is),
 and a group's a sum over pairs of its rows. Imports `uses` and `groups`.
 
-Rounding errs upwards: a norm that is taken for too small would clip too little.
+Rounding errs upwards: a norm that is taken for too small would clip too little. Where a long row's
+gradient is formed, in float32, it is rounded as the step's own sum of gradients is.
 """
 
 import tensorflow as tf
@@ -26,6 +27,10 @@ _TINY = 1.2e-38
 # is left of their sum would drown in float32's rounding, and the norm would come out too small.
 _WIDE = tf.float64
 _ROUNDING = 2.3e-16
+# What a product in float64 costs on a CPU, in products in float32.
+_WIDE_COST = 4
+# Gradients of a sequence that are formed at a time: 8 MiB.
+_BLOCK_ELEMENTS = 1 << 21
 
 
 class Product(Use):
@@ -77,10 +82,29 @@ class Product(Use):
                 *(squares_of_rows(t, one_pass=not self._whole) for t in self.kept_rows())
             )
             return received * gradient
+        if not self._whole and pairs_cost_more(*self.kept_rows(), price=_WIDE_COST):
+            return self._squares_of_item_gradients()
         received, gradient = self._gram(self._received), self._gram(self._gradient)
         squares = tf.reduce_sum(received * gradient, axis=[1, 2])
         lengths = self._lengths(received, gradient)
         return _upwards(squares, self._rounding * tf.square(tf.reduce_sum(lengths, axis=1)))
+
+    def _squares_of_item_gradients(self) -> tf.Tensor:
+        """Forms the gradients of some rows at a time."""
+        size = self._received.shape[-1] * self._gradient.shape[-1]
+        block = max(1, _BLOCK_ELEMENTS // size)
+        number = (tf.shape(self._received)[0] + block - 1) // block
+
+        def body(at, squares):
+            rows = slice(at * block, (at + 1) * block)
+            made = tf.matmul(self._received[rows], self._gradient[rows], transpose_a=True)
+            return at + 1, squares.write(at, squares_of_rows(made, one_pass=True))
+
+        squares = tf.TensorArray(tf.float32, number, element_shape=[None], infer_shape=False)
+        _, squares = tf.while_loop(
+            lambda at, _: at < number, body, (tf.constant(0), squares), parallel_iterations=1
+        )
+        return squares.concat()
 
     def group_squares(self, groups: Groups) -> tf.Tensor:
         if self._sequence:
@@ -218,11 +242,14 @@ def _upwards(squares: tf.Tensor, error: tf.Tensor) -> tf.Tensor:
     return tf.cast((squares + error) * (1.0 + 1.2e-7), tf.float32)
 
 
-def pairs_cost_more(received: tf.Tensor, gradient: tf.Tensor) -> bool:
-    """Whether all pairs of positions cost more than the gradient itself, [n, t, i] x [n, t, o]."""
+def pairs_cost_more(received: tf.Tensor, gradient: tf.Tensor, price: int = 1) -> bool:
+    """Whether all pairs of positions cost more than the gradient itself, [n, t, i] x [n, t, o].
+
+    `price`: of one of the pairs' products, in products of the gradient.
+    """
     length = received.shape[1] or UNKNOWN_LENGTH
     inner, outer = received.shape[-1], gradient.shape[-1]
-    return length * (inner + outer) > inner * outer
+    return price * length * (inner + outer) > inner * outer
 
 
 def _positions(tensor: tf.Tensor) -> tf.Tensor:

@@ -42,6 +42,10 @@ class Use(abc.ABC):
         """sum_g factors[g] * (group g's scaled sum): float32 [count] -> float32 [*shape]."""
         return self.weighted(groups.spread(factors))
 
+    def weighted_alone(self, weight: tf.Tensor) -> tf.Tensor:
+        """`weighted`, where no norms are asked for beside it."""
+        return self.weighted(weight)
+
     @abc.abstractmethod
     def item_gradients(self) -> tf.Tensor:
         """Every row's gradient, float32 [n, *shape]."""
