@@ -131,6 +131,7 @@ def choose_strategy(
     linear: bool,
     options: EngineOptions = EngineOptions(),
     layers: Sequence[Any] = (),
+    said: str = "",
 ) -> tuple[str, str]:
     """Decides how the step is computed, before it is traced, and says so in one log line.
 
@@ -144,6 +145,7 @@ def choose_strategy(
       options: the user's choice; "auto" tries "norm_only" first, then "vectorized".
       layers: the Keras layers that `row_function` calls, nested ones included; without them
         "norm_only" cannot be used.
+      said: the sentence of an earlier choice, which is not logged again.
 
     Returns:
       The strategy's name and the sentence that was logged.
@@ -154,15 +156,26 @@ def choose_strategy(
     """
     # A mistake in the model or the loss must surface as itself, not as "cannot be vectorised".
     _output_specs(row_function, row_spec)
+    name, detail, level = _choose(row_function, variables, row_spec, linear, options, layers)
+    unit = "item" if linear else "group of items"
+    sentence = f"clipping engine: {STRATEGIES[name].what.format(unit=unit)} ({detail})"
+    if sentence != said:
+        _log.log(level, sentence)
+    return name, sentence
+
+
+def _choose(row_function, variables, row_spec, linear, options, layers) -> tuple[str, str, int]:
+    """The strategy, why, and how loud to say it."""
     if options.strategy == "loop":
-        return "loop", _say("loop", "asked for", linear)
+        return "loop", "asked for", logging.INFO
     note = ""
     if options.strategy != "vectorized":
         reason = norm_only.why_not(row_function, variables, row_spec, layers)
         if not reason:
             how = "every weight has a rule, and no row meets another"
-            how += "; compiled by XLA" if options.jit_compile else ""
-            return "norm_only", _say("norm_only", how, linear)
+            if options.jit_compile:
+                how += "; compiled by XLA, anew for each size of a batch: pad batches"
+            return "norm_only", how, logging.INFO
         if options.strategy == "norm_only" or options.jit_compile:
             asked = "jit_compile=True" if options.jit_compile else "strategy='norm_only'"
             raise ValueError(
@@ -172,7 +185,7 @@ def choose_strategy(
         note = f"; not norm_only: {reason}"
     name, detail = _general(row_function, variables, row_spec, linear, options)
     level = logging.WARNING if note and layers else logging.INFO
-    return name, _say(name, detail + note, linear, level)
+    return name, detail + note, level
 
 
 def _general(row_function, variables, row_spec, linear, options) -> tuple[str, str]:
@@ -195,13 +208,6 @@ def _general(row_function, variables, row_spec, linear, options) -> tuple[str, s
     if sequential:
         detail += f"; TensorFlow runs {', '.join(sequential)} item by item inside a chunk"
     return "vectorized", detail
-
-
-def _say(name: str, detail: str, linear: bool, level: int = logging.INFO) -> str:
-    unit = "item" if linear else "group of items"
-    sentence = f"clipping engine: {STRATEGIES[name].what.format(unit=unit)} ({detail})"
-    _log.log(level, sentence)
-    return sentence
 
 
 def clipped_sum(

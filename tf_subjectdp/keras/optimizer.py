@@ -109,6 +109,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         self._divisor = float(divisor)
         self._plan = plan
         self.engine = _engine_options(engine)
+        self._engine_said = ""
         self._make_counters()
 
     # Read-only: what the statement says must be what the steps did.

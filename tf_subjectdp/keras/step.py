@@ -61,7 +61,7 @@ def private_step(
         dict with "subject" (integer or string [B], the person of each row) and, where there is
         padding, "mask" (bool [B], False for padding rows).
       extra_gradients: gradients that do not depend on the data, one a variable.
-      strategy: "norm_only", "vectorized" or "loop"; None chooses (once a trace) and logs the choice.
+      strategy: "norm_only", "vectorized" or "loop"; None chooses (once a trace) and logs a new choice.
       model: the Keras model (or layer, or a list of them) that `row_function` calls: the fast engine
         looks into its layers, and is not used without it.
 
@@ -90,13 +90,14 @@ def private_step(
     layers = compat.all_layers(model)
     if strategy is None:
         spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
-        strategy, _ = clipping.choose_strategy(
+        strategy, optimizer._engine_said = clipping.choose_strategy(
             row_function,
             tensors,
             spec,
             linear=partition.linear,
             options=optimizer.engine,
             layers=layers,
+            said=optimizer._engine_said,
         )
     summed = clipping.clipped_sum(
         row_function,
