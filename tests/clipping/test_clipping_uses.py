@@ -252,3 +252,32 @@ def test_the_cheaper_form_is_chosen_by_the_shapes():
     window = convolution.Window.of(many, [3, 3, 3, 8], strides=(1, 1), padding="SAME")
     use = convolution.use(many, tf.zeros([2, 16, 16, 8]), [3, 3, 3, 8], window)
     assert isinstance(use, convolution.ImageGradients)
+
+
+@pytest.mark.parametrize("order", ["small first", "mixed"])
+def test_groups_of_uneven_sizes_are_laid_out_in_blocks_of_similar_ones(order):
+    sizes = np.array([1] * 30 + [2] * 30 + [9] * 5 + [40])
+    if order == "mixed":
+        sizes = rng(3).permutation(sizes)
+    ids = np.repeat(np.arange(sizes.size), sizes)
+    x, d = rng(1).normal(size=(ids.size, 5)), rng(2).normal(size=(ids.size, 4))
+    scale = rng(4).uniform(0.1, 1.0, ids.size).astype(np.float32)
+    kept = grouping.Groups(
+        tf.constant(ids, tf.int32), tf.constant(scale), tf.constant(sizes.size), in_order=True
+    )
+    blocks = kept.blocks()
+    assert blocks.less
+    assert [int(place.shape[0]) for place, _ in blocks.rows] == [60, 5, 1]
+    use = products.Product(tf.constant(x, tf.float32), tf.constant(d, tf.float32), [5, 4])
+    wanted = [
+        np.sum(np.einsum("n,ni,no->io", scale[ids == g], x[ids == g], d[ids == g]) ** 2)
+        for g in range(sizes.size)
+    ]
+    np.testing.assert_allclose(use.group_squares(kept), wanted, rtol=1e-5)
+
+
+def test_blocks_are_given_up_where_all_pairs_are_less_work():
+    one = grouping.Groups(tf.zeros([50], tf.int32), tf.ones([50]), tf.constant(1), in_order=True)
+    assert not one.blocks().less
+    use = products.Product(tf.ones([50, 2]), tf.ones([50, 3]), [2, 3])
+    np.testing.assert_allclose(use.group_squares(one), [2500.0 * 6], rtol=1e-6)

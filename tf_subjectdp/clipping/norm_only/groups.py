@@ -1,7 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rows of a chunk form which clipped term. Knows ids and scales; TensorFlow alone."""
 
+from typing import NamedTuple
+
 import tensorflow as tf
+
+# Groups up to these multiples of the mean size share a block; the largest ones are a block too.
+_WIDTHS = (1.5, 4.0)
+# What a pair of rows costs in a block, and a row's copy, in pairs of one large product.
+_PRICE, _PRICE_OF_A_COPY = 3, 16
+
+
+class Blocks(NamedTuple):
+    """The rows of groups, laid out for products of the rows of a group with each other.
+
+    Attributes:
+      rows: for each block, int32 [groups, width], which rows; and float32 [groups, width], their
+        scales, 0 where a group has ended.
+      order: int32 [count], where each group is when the blocks' groups follow each other.
+      less: bool scalar, whether this is less work than all pairs of rows.
+    """
+
+    rows: list[tuple[tf.Tensor, tf.Tensor]]
+    order: tf.Tensor
+    less: tf.Tensor
 
 
 class Groups:
@@ -19,7 +41,7 @@ class Groups:
         self.scale = scale
         self.count = count
         self.sorted = in_order
-        self._blocks: tuple[tf.Tensor, tf.Tensor, tf.Tensor] | None = None
+        self._blocks: Blocks | None = None
         self._spread: dict = {}
 
     def spread(self, factors: tf.Tensor) -> tf.Tensor:
@@ -42,23 +64,30 @@ class Groups:
             return tf.math.segment_sum(values, self.of_row)
         return tf.math.unsorted_segment_sum(values, self.of_row, self.count)
 
-    def blocks(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The rows of each group side by side, as wide as the largest; needs `sorted`.
-
-        Returns:
-          int32 [count, width], rows; float32 [count, width], their scales, 0 where a group has
-          ended; and whether this is less work than all pairs of rows.
-        """
+    def blocks(self) -> Blocks:
+        """The rows of each group side by side, groups of a similar size together; needs `sorted`."""
         if self._blocks is None:
             start, end = self.bounds()
-            place = start[:, tf.newaxis] + tf.range(tf.reduce_max(end - start))
-            real = place < end[:, tf.newaxis]
-            place = tf.where(real, place, 0)
-            scale = tf.where(real, tf.gather(self.scale, place), 0.0)
-            # Copying the rows costs as much as some pairs.
-            less = 4 * tf.shape(place)[1] <= tf.size(self.of_row)
-            less &= tf.size(place) <= 4 * tf.size(self.of_row)
-            self._blocks = place, scale, less
+            size, rows = end - start, tf.size(self.of_row)
+            largest = tf.reduce_max(size)
+            mean = tf.cast(rows, tf.float32) / tf.cast(self.count, tf.float32)
+            widths = [
+                tf.minimum(tf.cast(tf.math.ceil(times * mean), tf.int32), largest)
+                for times in _WIDTHS
+            ]
+            made, members, work, below = [], [], tf.constant(0), tf.constant(-1)
+            for width in [*widths, largest]:
+                member = tf.cast(tf.where((size > below) & (size <= width))[:, 0], tf.int32)
+                place = tf.gather(start, member)[:, tf.newaxis] + tf.range(width)
+                real = place < tf.gather(end, member)[:, tf.newaxis]
+                place = tf.where(real, place, 0)
+                scale = tf.where(real, tf.gather(self.scale, place), 0.0)
+                made.append((place, scale))
+                members.append(member)
+                work += tf.size(place) * (_PRICE * width + _PRICE_OF_A_COPY)
+                below = width
+            order = tf.math.invert_permutation(tf.concat(members, 0))
+            self._blocks = Blocks(made, order, work <= rows * rows)
         return self._blocks
 
     def bounds(self) -> tuple[tf.Tensor, tf.Tensor]:

@@ -9,6 +9,8 @@ Rounding errs upwards: a norm that is taken for too small would clip too little.
 gradient is formed, in float32, it is rounded as the step's own sum of gradients is.
 """
 
+import math
+
 import tensorflow as tf
 
 from tf_subjectdp.clipping.norm_only.groups import Groups
@@ -78,16 +80,19 @@ class Product(Use):
 
     def item_squares(self) -> tf.Tensor:
         if not self._sequence:
-            received, gradient = self._floor(
-                *(squares_of_rows(t, one_pass=not self._whole) for t in self.kept_rows())
-            )
-            return received * gradient
+            return math.prod(self._factor_squares())
         if not self._whole and pairs_cost_more(*self.kept_rows(), price=_WIDE_COST):
             return self._squares_of_item_gradients()
         received, gradient = self._gram(self._received), self._gram(self._gradient)
         squares = tf.reduce_sum(received * gradient, axis=[1, 2])
         lengths = self._lengths(received, gradient)
         return _upwards(squares, self._rounding * tf.square(tf.reduce_sum(lengths, axis=1)))
+
+    def _factor_squares(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Squares of the rows of both factors, of no sequences: float32 [n] each."""
+        return self._floor(
+            *(squares_of_rows(t, one_pass=not self._whole) for t in self.kept_rows())
+        )
 
     def _squares_of_item_gradients(self) -> tf.Tensor:
         """Forms the gradients of some rows at a time."""
@@ -111,24 +116,24 @@ class Product(Use):
             return self._squares_of_group_gradients(groups)
         if not groups.sorted:
             return self._squares_of_all_pairs(groups)
-        place, scale, less = groups.blocks()
         return tf.cond(
-            less,
-            lambda: self._squares_of_blocks(place, scale),
+            groups.blocks().less,
+            lambda: self._squares_of_blocks(groups),
             lambda: self._squares_of_all_pairs(groups),
         )
 
-    def _squares_of_blocks(self, place: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    def _squares_of_blocks(self, groups: Groups) -> tf.Tensor:
         """Pairs of rows within each group alone."""
-        received, gradient = (
-            _gram(block)
-            for block in (tf.gather(self._received, place), tf.gather(self._gradient, place))
-        )
-        scale = tf.cast(scale, _WIDE)
-        pairs = scale[:, :, tf.newaxis] * scale[:, tf.newaxis]
-        squares = tf.reduce_sum(received * gradient * pairs, axis=[1, 2])
-        lengths = self._lengths(received, gradient) * tf.abs(scale)
-        return _upwards(squares, self._rounding * tf.square(tf.reduce_sum(lengths, axis=1)))
+        found = []
+        for place, scale in groups.blocks().rows:
+            scale = tf.cast(scale, _WIDE)
+            received, gradient = (_gram(tf.gather(t, place)) for t in self.kept_rows())
+            pairs = received * gradient * (scale[:, :, tf.newaxis] * scale[:, tf.newaxis])
+            found.append(tf.reduce_sum(pairs, axis=[1, 2]))
+        squares = tf.gather(tf.concat(found, 0), groups.blocks().order)
+        factors = (tf.sqrt(tf.cast(t, _WIDE)) for t in self._factor_squares())
+        lengths = groups.sums(math.prod(factors) * tf.abs(tf.cast(groups.scale, _WIDE)))
+        return _upwards(squares, self._rounding * tf.square(lengths))
 
     def _squares_of_all_pairs(self, groups: Groups) -> tf.Tensor:
         """All pairs of rows, those of two groups with weight 0."""
