@@ -94,16 +94,23 @@ def _ours(contender: Contender, workload: Workload):
     if mebibytes:
         options["memory_budget"] = int(mebibytes) * 2**20
     x, y, person = data(workload)
+    algorithm = getattr(sdp, rule)(clip_norm=CLIP_NORM)
+    noise = NOISE_MULTIPLIER if contender.noise else 0.0
+    model = sdp.PrivateModel(tf.keras.Sequential(layers_of(workload.model)))
+    sgd = tf.keras.optimizers.SGD(LEARNING_RATE)
+    if not contender.sampled:
+        given = {"noise_multiplier": noise, "divisor": workload.batch, "engine": options}
+        model.compile(optimizer=sdp.DPOptimizer(sgd, algorithm, **given), loss=_loss())
+        batch = (x, y, {"subject": person})
+        return model, tf.data.Dataset.from_tensors(batch).repeat(STEPS)
     # A batch that is all of the data: every step has exactly `batch` items, of everybody.
     plan = sdp.plan(
-        getattr(sdp, rule)(clip_norm=CLIP_NORM),
+        algorithm,
         sdp.PoissonItems(workload.batch),
         sdp.SubjectStats.from_ids(person),
         steps=STEPS,
-        noise_multiplier=NOISE_MULTIPLIER if contender.noise else 0.0,
+        noise_multiplier=noise,
     )
-    model = sdp.PrivateModel(tf.keras.Sequential(layers_of(workload.model)))
-    sgd = tf.keras.optimizers.SGD(LEARNING_RATE)
     model.compile(optimizer=plan.optimizer(sgd, engine=options), loss=_loss())
     return model, plan.dataset(x, y, person)
 

@@ -194,7 +194,7 @@ def _steps(rows: list[dict]) -> str:
             f"{_number(row['peak_ratio'])} | {row['rounds']} |"
         )
     lines += ["", _verdict(rows)]
-    shares = _noise_shares(rows)
+    shares = [*_parts(rows), *_noise_shares(rows)]
     return "\n".join([*lines, *([""] if shares else []), *shares, ""])
 
 
@@ -202,7 +202,7 @@ def _verdict(rows: list[dict]) -> str:
     """Which of ours, with their noise, reach what is to be reached."""
     said = []
     for row in rows:
-        if row["library"] != OURS or row["ratio"] is None or row["contender"].endswith("-bare"):
+        if row["library"] != OURS or row["ratio"] is None or row["contender"] in _PARTIAL:
             continue
         missed = []
         if row["ratio"] > row["target"]:
@@ -213,6 +213,26 @@ def _verdict(rows: list[dict]) -> str:
             f"{row['name']} {'misses ' + ' and '.join(missed) if missed else 'reaches both'}"
         )
     return "; ".join(said) + "." if said else "Ours were not timed."
+
+
+# Steps that leave something out, to tell what it costs.
+_PARTIAL = ("higradavg-bare", "higradavg-fed", "subjectdp-bare")
+
+
+def _parts(rows: list[dict]) -> list[str]:
+    """What the steps are made of, in Keras steps; nothing unless all of it was timed."""
+    timed = {row["contender"]: row["ratio"] for row in rows if row["ratio"]}
+    if not {"higradavg", "higradavg-bare", "higradavg-fed", "subjectdp"} <= set(timed):
+        return []
+    full, bare, fed = (timed[f"higradavg{part}"] for part in ("", "-bare", "-fed"))
+    parts = {
+        "clipping": fed - 1.0,
+        "sampling by the plan": bare - fed,
+        "noise": full - bare,
+        "the norms of people's means (SubjectDP)": timed["subjectdp"] - full,
+    }
+    listed = ", ".join(f"{name} {cost:+.2f}" for name, cost in parts.items())
+    return [f"On top of the Keras step, in Keras steps: {listed}.", ""]
 
 
 def _noise_shares(rows: list[dict]) -> list[str]:

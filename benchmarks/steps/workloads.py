@@ -56,6 +56,7 @@ class Contender:
       library: "keras", "ours", "tf_privacy", "opacus" or "jax_privacy".
       variant: what its module understands.
       noise: whether noise is added.
+      sampled: whether ours take their batches from `plan.dataset`; else the same batch again from memory.
       alone: it holds item gradients, or is slow: it races against the baseline alone.
     """
 
@@ -63,6 +64,7 @@ class Contender:
     library: str
     variant: str = ""
     noise: bool = True
+    sampled: bool = True
     alone: bool = False
 
     def config(self) -> dict:
@@ -75,6 +77,9 @@ CONTENDERS = {
     "higradavg": Contender("HiGradAvg", "ours", "HiGradAvg"),
     "subjectdp": Contender("SubjectDP", "ours", "SubjectDP"),
     "higradavg-bare": Contender("HiGradAvg without noise", "ours", "HiGradAvg", noise=False),
+    "higradavg-fed": Contender(
+        "HiGradAvg without noise and sampling", "ours", "HiGradAvg", noise=False, sampled=False
+    ),
     "subjectdp-bare": Contender("SubjectDP without noise", "ours", "SubjectDP", noise=False),
     "tfp-fast": Contender("TF-Privacy fast clipping", "tf_privacy", "fast"),
     "opacus-ghost": Contender("Opacus ghost", "opacus", "ghost"),

@@ -245,6 +245,61 @@ def test_a_row_that_is_not_finite_counts_as_zero_and_is_counted(bad, kind):
         assert float(fast.non_finite) == 1.0
 
 
+@pytest.mark.parametrize("size", [1e3, 2.0**25])
+@pytest.mark.parametrize("kind", ["positions", "positions of a person", "rows of a person", "ids"])
+def test_a_term_of_opposites_adds_no_more_than_the_bound(kind, size):
+    """Its norm is next to 0, but float32 loses more than the bound in the sum of its parts."""
+    random = rng(5)
+    steps, people_of_rows = (2, [0, 1, 2, 3]) if kind != "rows of a person" else (1, [0, 1, 2, 2])
+    x = random.normal(size=(4, 16, 64)).astype(np.float32)
+    w = random.normal(size=(4, 16, 64)).astype(np.float32)
+    x[:, steps:] = 0.0
+    a, b = (random.normal(size=64) * size for _ in range(2))
+    a, b = (np.round(v).astype(np.float32) for v in (a, b))
+    if kind == "rows of a person":
+        x[2, 0], x[3, 0], w[2, 0], w[3, 0] = a, a, b, -b
+    else:
+        x[3, :2], w[3, 0], w[3, 1] = a, b, -b
+    model = K.Sequential([K.Input([16, 64]), L.Dense(64, use_bias=False)])
+    rows = (tf.constant(x), tf.constant(w))
+    if kind == "rows of a person":
+        model = K.Sequential([K.Input([64]), L.Dense(64, use_bias=False)])
+        rows = (tf.constant(x[:, 0]), tf.constant(w[:, 0]))
+    elif kind == "ids":
+        model = K.Sequential([K.Input([16], dtype="int32"), L.Embedding(9, 64)])
+        ids = random.integers(0, 9, (4, 16))
+        ids[3, :2] = 4
+        rows = (tf.constant(ids, tf.int32), tf.constant(w))
+
+    def row_function(rows):
+        outputs = model(rows[0]) * rows[1]
+        losses = tf.reduce_sum(tf.reshape(outputs, [tf.shape(outputs)[0], -1]), 1)
+        return losses, losses
+
+    def total(ids):
+        terms = people(*ids)
+        if kind in ("positions", "ids"):
+            terms = partition.item_terms(tf.constant([i is not None for i in ids]))
+
+        @tf.function(autograph=False)
+        def step():
+            return clipping.clipped_sum(
+                row_function,
+                [compat.raw(v) for v in model.trainable_variables],
+                rows,
+                terms._replace(item_scale=tf.ones_like(terms.item_scale)),
+                1.0,
+                strategy="norm_only",
+                layers=compat.all_layers(model),
+            ).total[0]
+
+        return step().numpy().astype(np.float64)
+
+    without = [None if i == people_of_rows[3] else i for i in people_of_rows]
+    added = np.linalg.norm(total(people_of_rows) - total(without))
+    assert added <= 1.01
+
+
 # -- structures ---------------------------------------------------------------------------------------
 
 
@@ -409,7 +464,7 @@ def test_dropout_acts_on_every_row_by_itself():
 
 
 @pytest.mark.parametrize("kind", ["linear", "grouped"])
-@pytest.mark.parametrize("model", ["table", "image", "text"])
+@pytest.mark.parametrize("model", ["table", "image", "many channels", "text"])
 def test_one_compiled_program_gives_the_same_sum(kind, model):
     ids = (0, 1, None, 0, 2, None)
     terms = people(*ids)
@@ -421,6 +476,11 @@ def test_one_compiled_program_gives_the_same_sum(kind, model):
             K.Sequential([K.Input([6, 6, 2]), L.Conv2D(3, 3, activation="relu"), L.MaxPooling2D(),
                           L.Flatten(), L.Dense(2)]),
             numbers(6, 6, 6, 2),
+        ),
+        "many channels": lambda: (
+            K.Sequential([K.Input([2, 2, 16]), L.Conv2D(16, 3, padding="same"), L.Flatten(),
+                          L.Dense(2)]),
+            numbers(6, 2, 2, 16),
         ),
         "text": lambda: (
             K.Sequential([K.Input([4], dtype="int32"), L.Embedding(5, 3),

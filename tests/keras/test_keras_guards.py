@@ -30,6 +30,43 @@ def test_a_list_of_batches_is_not_gone_through_twice(box):
     assert model.optimizer.steps_taken == 3
 
 
+def test_two_caches_in_turn_are_found_out(box):
+    plan = box.plan(steps=50)
+    model = box.compiled(plan)
+    first, second = (list(box.data(plan).take(2)) for _ in range(2))
+    for batch in (first[0], second[0], first[1], second[1]):
+        model.train_on_batch(*batch)
+    for batch in (first[0], second[1]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="was trained on before"):
+            model.train_on_batch(*batch)
+    assert model.optimizer.steps_taken == 4
+
+
+@pytest.mark.parametrize("what", ["model", "optimizer"])
+def test_a_checkpoint_that_is_restored_lowers_no_count(box, what, tmp_path):
+    plan = box.plan(steps=20)
+    model = box.compiled(plan)
+    tracked = {what: model if what == "model" else model.optimizer}
+    model.fit(box.data(plan).take(2), verbose=0)
+    checkpoint = tf.train.Checkpoint(**tracked)
+    path = checkpoint.save(tmp_path / "early")
+    batches = list(box.data(plan).take(5))
+    for batch in batches:
+        model.train_on_batch(*batch)
+    checkpoint.restore(path)
+    assert model.optimizer.steps_taken == 7
+    assert "7 of 20 planned steps" in " ".join(model.privacy_statement().split())
+    with pytest.raises(tf.errors.InvalidArgumentError, match="was trained on before"):
+        model.train_on_batch(*batches[2])
+    model.fit(box.data(plan).take(3), verbose=0)
+    assert model.optimizer.steps_taken == 10
+    later = checkpoint.save(tmp_path / "later")
+    again = box.compiled(plan)
+    again.fit(box.data(plan).take(1), verbose=0)
+    tf.train.Checkpoint(**{what: again if what == "model" else again.optimizer}).restore(later)
+    assert again.optimizer.steps_taken == 10
+
+
 def test_every_new_permutation_counts_as_a_begun_epoch(box):
     """Fifteen rows a batch, four batches an epoch; the passes begin with their second batch."""
     plan = box.plan(sampling=sdp.Shuffle(15), steps=12, noise_multiplier=3.0)

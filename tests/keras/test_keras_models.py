@@ -234,6 +234,23 @@ def test_an_embedding_and_lstm_train_as_row_by_row_and_say_how_in_one_line(box, 
     assert sum("clipping engine" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize("algorithm", [sdp.ItemDP(0.1), sdp.SubjectDP(0.1)])
+def test_steps_in_chunks_run_eagerly_too(box, algorithm):
+    plan = box.plan(algorithm, sdp.PoissonItems(60), noise_multiplier=0.0)
+    weights = []
+    for eagerly in (False, True):
+        net = box.net()
+        net.set_weights([np.full(w.shape, 0.3, np.float32) for w in net.get_weights()])
+        model = sdp.PrivateModel(net)
+        # Fewer rows than a person has.
+        optimizer = plan.optimizer(tf.keras.optimizers.SGD(0.1), engine={"max_rows": 3})
+        model.compile(optimizer=optimizer, loss="mse", run_eagerly=eagerly)
+        model.fit(box.data(plan).take(2), verbose=0)
+        weights.append(net.get_weights())
+    for ours, theirs in zip(*weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_a_compiled_run_gives_the_same_weights(box):
     plan = box.exact_plan()
     weights = []

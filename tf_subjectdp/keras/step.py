@@ -29,7 +29,8 @@ def private_step(
     """Clips by person, adds noise, and updates `variables` once.
 
     For a loop of your own (a GAN's discriminator, several models, ...), inside a `tf.function` that is
-    traced once:
+    traced once. Not one with jit_compile=True, which cannot draw fresh seeds: the optimizer's
+    engine={"jit_compile": True} compiles what can be.
 
         dataset = plan.dataset(x, y, patient_id)
 

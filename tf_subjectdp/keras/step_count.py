@@ -14,6 +14,27 @@ from tf_subjectdp.keras import compat
 from tf_subjectdp.keras.batches import Draw
 from tf_subjectdp.plans import Plan
 
+# Passes over a plan's dataset share this many places, by their random numbers.
+_PLACES = 1024
+
+
+class _Seen:
+    """What this process released and trained on, which no checkpoint saves, restores or lowers.
+
+    A plain object: Keras and TensorFlow do not look for variables in it.
+
+    Attributes:
+      state: int64 [4]: steps released, those drawn with a seed, pass and step of the last batch.
+      steps: int64 [_PLACES, 2]: a pass, and the last of its steps that was trained on.
+    """
+
+    def __init__(self):
+        with tf.init_scope():
+            given = {"dtype": tf.int64, "trainable": False}
+            given["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            self.state = tf.Variable([0, 0, -1, -1], name="seen", **given)
+            self.steps = tf.Variable(tf.fill([_PLACES, 2], tf.constant(-1, tf.int64)), **given)
+
 
 class CountsSteps:
     """The part of `DPOptimizer` that counts; mixed in before Keras's optimizer.
@@ -27,19 +48,17 @@ class CountsSteps:
     def _make_counters(self) -> None:
         self.privacy_steps = compat.counter("privacy_steps")
         self.seeded_steps = compat.counter("seeded_steps")
-        # Not saved: another process never draws the same pass again.
-        self._last_pass = compat.counter("last_pass", -1)
-        self._last_step = compat.counter("last_step", -1)
+        self._seen = _Seen()
 
     @property
     def steps_taken(self) -> int:
         """Noised sums released so far, over all `fit`s and resumes: what epsilon counts."""
-        return int(compat.raw(self.privacy_steps).numpy())
+        return max(int(compat.raw(self.privacy_steps).numpy()), int(self._seen.state.numpy()[0]))
 
     @property
     def steps_drawn_with_seed(self) -> int:
         """How many of the steps had batches drawn with a seed: for tests, and not private."""
-        return int(compat.raw(self.seeded_steps).numpy())
+        return max(int(compat.raw(self.seeded_steps).numpy()), int(self._seen.state.numpy()[1]))
 
     @property
     def steps_at_new_pass(self) -> int:
@@ -57,47 +76,65 @@ class CountsSteps:
             raise ValueError(f"steps={steps!r} must be a whole number of at least 0.")
         if steps > self.steps_taken:
             compat.raw(self.privacy_steps).assign(int(steps))
+            self._seen.state.scatter_update(
+                tf.IndexedSlices(tf.constant(int(steps), tf.int64), tf.constant(0))
+            )
 
     def _count_step(self, draw: Draw | None, seeded: tf.Tensor) -> list[Any]:
         """Counts a step before it is released; what the release has to wait for.
 
         A batch that was trained on before, or a step beyond the plan's, stops there.
         """
-        counter = compat.raw(self.privacy_steps)
-        of_seeds = compat.raw(self.seeded_steps).assign_add(tf.cast(seeded, tf.int64))
-        if self.plan is None:
-            return [of_seeds, counter.assign_add(1)]
-        last_pass, last_step = compat.raw(self._last_pass), compat.raw(self._last_step)
-        new_pass = tf.not_equal(draw.number, last_pass)
-        fresh = tf.debugging.Assert(
-            new_pass | (draw.step > last_step),
-            [
-                "This batch was trained on before. The steps of a plan are independent draws: iterate "
-                "over plan.dataset(...) itself, not over a list or a cache of its batches. Step:",
-                draw.step,
-            ],
-        )
-        taken = tf.identity(counter)
-        epoch = self._epoch_length
-        if epoch > 1:
-            begins = new_pass | tf.not_equal(draw.step // epoch, last_step // epoch)
-            taken = tf.where(begins, self._whole_epochs(taken), taken)
-        budget = tf.debugging.Assert(
-            taken < self.plan.steps,
-            [
-                "The planned steps are used up: taken",
-                taken,
-                f"of {self.plan.steps}. Extend the plan (PrivateModel.extend_plan) to go on; epsilon "
-                "then rises.",
-            ],
-        )
-        with tf.control_dependencies([guard for guard in (fresh, budget) if guard is not None]):
-            return [
-                of_seeds,
-                counter.assign(taken + 1),
-                last_pass.assign(draw.number),
-                last_step.assign(draw.step),
+        counter, of_seeds = compat.raw(self.privacy_steps), compat.raw(self.seeded_steps)
+        released, with_seed, last_pass, last_step = tf.unstack(tf.identity(self._seen.state))
+        # A checkpoint that was restored may have fewer.
+        taken = tf.maximum(counter, released)
+        with_seed = tf.maximum(of_seeds, with_seed) + tf.cast(seeded, tf.int64)
+        guards, updates = [], []
+        if self.plan is not None:
+            place = draw.number % _PLACES
+            met, met_step = tf.unstack(tf.gather(self._seen.steps, place))
+            guards.append(
+                tf.debugging.Assert(
+                    tf.not_equal(met, draw.number) | (draw.step > met_step),
+                    [
+                        "This batch was trained on before, or out of its order. The steps of a plan are "
+                        "independent draws: iterate over plan.dataset(...) itself, not over a list, a "
+                        "cache or a shuffling of its batches. Step:",
+                        draw.step,
+                    ],
+                )
+            )
+            epoch = self._epoch_length
+            if epoch > 1:
+                begins = tf.not_equal(draw.number, last_pass)
+                begins |= tf.not_equal(draw.step // epoch, last_step // epoch)
+                taken = tf.where(begins, self._whole_epochs(taken), taken)
+            guards.append(
+                tf.debugging.Assert(
+                    taken < self.plan.steps,
+                    [
+                        "The planned steps are used up: taken",
+                        taken,
+                        f"of {self.plan.steps}. Extend the plan (PrivateModel.extend_plan) to go on; "
+                        "epsilon then rises.",
+                    ],
+                )
+            )
+            last_pass, last_step = draw.number, draw.step
+        with tf.control_dependencies([guard for guard in guards if guard is not None]):
+            taken = taken + 1
+            updates = [
+                counter.assign(taken),
+                of_seeds.assign(with_seed),
+                self._seen.state.assign(tf.stack([taken, with_seed, last_pass, last_step])),
             ]
+            if self.plan is not None:
+                entry = tf.IndexedSlices(
+                    tf.stack([last_pass, last_step])[tf.newaxis], place[tf.newaxis]
+                )
+                updates.append(self._seen.steps.scatter_update(entry))
+        return updates
 
     @property
     def _epoch_length(self) -> int:
@@ -127,7 +164,9 @@ class CountsSteps:
         raw = compat.raw(variable)
         if variable is self.privacy_steps or variable is self.seeded_steps:
             # Steps that were taken since were released, whatever is loaded now.
-            value = max(int(value), int(raw.numpy()))
+            released, of_seeds, *_ = self._seen.state.numpy()
+            seen = released if variable is self.privacy_steps else of_seeds
+            value = max(int(value), int(raw.numpy()), int(seen))
         raw.assign(value)
 
     def _check_count(self, found: int) -> None:

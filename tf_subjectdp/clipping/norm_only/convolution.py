@@ -216,6 +216,9 @@ class ImageGradients(Use):
     def kept_rows(self) -> list[tf.Tensor]:
         return [self._images, self._gradient]
 
+    def numbers_a_row(self) -> int:
+        return super().numbers_a_row() + self.shape.num_elements()
+
     def of_rows(self, keep: tf.Tensor) -> Use:
         images, gradient = (zeroed(t, keep) for t in self.kept_rows())
         return ImageGradients(images, gradient, self.shape, self._window)
@@ -224,9 +227,9 @@ class ImageGradients(Use):
 class PatchProduct(Product):
     """A kernel larger than the pairs of its positions: norms from patches, the sum from images."""
 
-    def __init__(self, images, gradient, shape, window: Window):
+    def __init__(self, images, gradient, shape, window: Window, *, whole: bool = False):
         flat = tf.reshape(gradient, [-1, window.positions, gradient.shape[-1]])
-        super().__init__(patches(images, window), flat, shape)
+        super().__init__(patches(images, window), flat, shape, whole=whole)
         self._images = tf.cast(images, tf.float32)
         self._window = window
 
@@ -235,11 +238,11 @@ class PatchProduct(Product):
         return _sum_over_images(self._images, gradient, weight, self._window, self.shape)
 
     def of_rows(self, keep: tf.Tensor) -> Use:
-        images = zeroed(self._images, keep)
-        return PatchProduct(images, zeroed(self._gradient, keep), self.shape, self._window)
+        images, gradient = zeroed(self._images, keep), zeroed(self._gradient, keep)
+        return PatchProduct(images, gradient, self.shape, self._window, whole=self._whole)
 
     def joined(self, other: Product) -> Product:
-        plain = Product(self._received, self._gradient, self.shape)
+        plain = Product(self._received, self._gradient, self.shape, whole=self._whole)
         return plain.joined(other)
 
 
@@ -253,7 +256,7 @@ def use(
     inner = window.kernel[0] * window.kernel[1] * int(shape[-2])
     length, outer = window.positions, int(shape[-1])
     if length * (inner + outer) < inner * outer and max(window.dilations) == 1:
-        return PatchProduct(images, gradient, shape, window)
+        return PatchProduct(images, gradient, shape, window, whole=whole)
     if whole:
         images, gradient = tf.cast(images, tf.float32), tf.cast(gradient, tf.float32)
         return ItemGradients(image_gradients(images, gradient, window), shape)

@@ -33,6 +33,7 @@ class Groups:
       of_row: int32 [n], the group of each row, in [0, count); -1 for padding.
       scale: float32 [n], multiplies each row's gradient.
       count: int32 scalar, groups.
+      sizes: float32 [count], rows of each group.
       sorted: whether the rows of a group are side by side, the groups in ascending order.
     """
 
@@ -41,6 +42,7 @@ class Groups:
         self.scale = scale
         self.count = count
         self.sorted = in_order
+        self.sizes = tf.math.unsorted_segment_sum(tf.ones_like(scale), of_row, count)
         self._blocks: Blocks | None = None
         self._spread: dict = {}
 

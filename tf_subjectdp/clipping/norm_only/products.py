@@ -5,8 +5,9 @@ Row i's gradient is sum_t x_it (outer) d_it, where x is what the weight received
 the loss at what it put out; its square is a sum over pairs of positions (x_it . x_is)(d_it . d_is),
 and a group's a sum over pairs of its rows. Imports `uses` and `groups`.
 
-Rounding errs upwards: a norm that is taken for too small would clip too little. Where a long row's
-gradient is formed, in float32, it is rounded as the step's own sum of gradients is.
+Rounding errs upwards: a norm that is taken for too small would clip too little. Products of pairs are
+made in float64; and where a gradient's terms cancel, what float32 loses of them in the step's own sum
+counts as part of the norm (`lost_squares`).
 """
 
 import math
@@ -19,6 +20,7 @@ from tf_subjectdp.clipping.norm_only.uses import (
     ItemGradients,
     Use,
     as_matrix,
+    lost_squares,
     squares_of_rows,
     zeroed,
 )
@@ -85,14 +87,32 @@ class Product(Use):
             return self._squares_of_item_gradients()
         received, gradient = self._gram(self._received), self._gram(self._gradient)
         squares = tf.reduce_sum(received * gradient, axis=[1, 2])
-        lengths = self._lengths(received, gradient)
-        return _upwards(squares, self._rounding * tf.square(tf.reduce_sum(lengths, axis=1)))
+        lengths = tf.reduce_sum(self._lengths(received, gradient), axis=1)
+        return self._upwards(squares, lengths, tf.shape(self._received)[1])
 
     def _factor_squares(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Squares of the rows of both factors, of no sequences: float32 [n] each."""
         return self._floor(
             *(squares_of_rows(t, one_pass=not self._whole) for t in self.kept_rows())
         )
+
+    def _upwards(self, squares, lengths, terms) -> tf.Tensor:
+        """float32 of float64 squares of sums, rounded up, with what the products and the sums may lose.
+
+        Args: the squares; the sum of the terms' norms; the number of terms.
+        """
+        squares += self._rounding * tf.square(lengths) + lost_squares(lengths, terms)
+        return tf.cast(squares * (1.0 + 1.2e-7), tf.float32)
+
+    def _position_lengths(self) -> tf.Tensor:
+        """The sum of the norms of each row's own terms: float32 [n]."""
+        squares = []
+        for factor in (self._received, self._gradient):
+            flat = tf.reshape(factor, [-1, factor.shape[-1]])
+            each = squares_of_rows(flat, one_pass=not self._whole)
+            squares.append(tf.reshape(each, tf.shape(factor)[:2]))
+        lengths = math.prod(tf.sqrt(t) for t in self._floor(*squares))
+        return tf.reduce_sum(lengths, axis=1)
 
     def _squares_of_item_gradients(self) -> tf.Tensor:
         """Forms the gradients of some rows at a time."""
@@ -109,7 +129,9 @@ class Product(Use):
         _, squares = tf.while_loop(
             lambda at, _: at < number, body, (tf.constant(0), squares), parallel_iterations=1
         )
-        return squares.concat()
+        return squares.concat() + lost_squares(
+            self._position_lengths(), tf.shape(self._received)[1]
+        )
 
     def group_squares(self, groups: Groups) -> tf.Tensor:
         if self._sequence:
@@ -133,7 +155,7 @@ class Product(Use):
         squares = tf.gather(tf.concat(found, 0), groups.blocks().order)
         factors = (tf.sqrt(tf.cast(t, _WIDE)) for t in self._factor_squares())
         lengths = groups.sums(math.prod(factors) * tf.abs(tf.cast(groups.scale, _WIDE)))
-        return _upwards(squares, self._rounding * tf.square(lengths))
+        return self._upwards(squares, lengths, groups.sizes)
 
     def _squares_of_all_pairs(self, groups: Groups) -> tf.Tensor:
         """All pairs of rows, those of two groups with weight 0."""
@@ -142,8 +164,8 @@ class Product(Use):
         per_row = tf.reduce_sum(received * gradient * pairs, axis=1)
         lengths = self._lengths(received, gradient) * tf.abs(tf.cast(groups.scale, _WIDE))
         real = tf.cast(groups.of_row >= 0, _WIDE)
-        squares = groups.sums(tf.stack([per_row * real, lengths * real], axis=1))
-        return _upwards(squares[:, 0], self._rounding * tf.square(squares[:, 1]))
+        sums = groups.sums(tf.stack([per_row * real, lengths * real], axis=1))
+        return self._upwards(sums[:, 0], sums[:, 1], groups.sizes)
 
     def _lengths(self, received: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
         """The norm of each row's own gradient, or of each position's, from the products."""
@@ -151,6 +173,11 @@ class Product(Use):
         return tf.sqrt(factors[0]) * tf.sqrt(factors[1])
 
     def _squares_of_group_gradients(self, groups: Groups) -> tf.Tensor:
+        lengths = groups.sums(self._position_lengths() * tf.abs(groups.scale))
+        terms = groups.sizes * tf.cast(tf.shape(self._received)[1], tf.float32)
+        return self._formed_group_squares(groups) + lost_squares(lengths, terms)
+
+    def _formed_group_squares(self, groups: Groups) -> tf.Tensor:
         if not groups.sorted:
             scaled = groups.scale[:, tf.newaxis, tf.newaxis] * self._gradient
             each = as_matrix(tf.matmul(self._received, scaled, transpose_a=True))
@@ -240,11 +267,6 @@ def _gram(factor: tf.Tensor) -> tf.Tensor:
     """[..., t, i] times itself, float64 [..., t, t]."""
     factor = tf.cast(factor, _WIDE)
     return tf.matmul(factor, factor, transpose_b=True)
-
-
-def _upwards(squares: tf.Tensor, error: tf.Tensor) -> tf.Tensor:
-    """float32 of a float64 number and what it may be too small by, rounded up."""
-    return tf.cast((squares + error) * (1.0 + 1.2e-7), tf.float32)
 
 
 def pairs_cost_more(received: tf.Tensor, gradient: tf.Tensor, price: int = 1) -> bool:

@@ -14,21 +14,10 @@ import tensorflow as tf
 from tf_subjectdp.clipping import loop
 from tf_subjectdp.clipping.norm_only.passes import forward_backward, no_longer
 from tf_subjectdp.clipping.norm_only.sums import rarely, sum_of_chunk, unclipped_sum
-from tf_subjectdp.clipping.norm_only.uses import UNKNOWN_LENGTH, Use
 from tf_subjectdp.clipping.partition import BatchPartition
 
 # From this many rows a group on average, the gradient of each group is formed: this costs less.
 _ROWS_OF_LARGE_GROUPS = 64
-
-
-def _row_elements(uses: dict[int, Use]) -> int:
-    """Numbers that are kept for one row."""
-    total = 0
-    for use in uses.values():
-        for tensor in use.kept_rows():
-            sizes = [UNKNOWN_LENGTH if size is None else size for size in tensor.shape[1:]]
-            total += int(tf.TensorShape(sizes).num_elements())
-    return max(total, 1)
 
 
 def clipped_sum(
@@ -78,7 +67,7 @@ def clipped_sum(
         chunk, input_signature=[rows_spec, tf.TensorSpec([None], tf.int32), vector, vector]
     )
     chunk.get_concrete_function()
-    bytes_a_row = 4 * _row_elements(passes[-1].uses)
+    bytes_a_row = max(4 * sum(use.numbers_a_row() for use in passes[-1].uses.values()), 1)
     largest = max(1, min(options.max_rows, options.memory_budget // bytes_a_row))
 
     def of_rows(start, stop):

@@ -21,8 +21,10 @@ def rarely(branch: Callable[[], Any]) -> Callable[[], Any]:
     """A branch of `tf.cond` that stays a function of its own.
 
     TensorFlow's executor goes through every node of a branch that is not taken: for a small model that
-    takes longer than its forward pass. A function is one node.
+    takes longer than its forward pass. A function is one node. Eagerly it is just called.
     """
+    if tf.executing_eagerly():
+        return branch
     return tf.function(branch, autograph=False, experimental_attributes={"_noinline": True})
 
 

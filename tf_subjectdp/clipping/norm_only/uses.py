@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tf_subjectdp.clipping.norm_only.groups import Groups
 
+_LOST = 32 * 2.0**-24
 # A time axis of unknown length counts as this long when costs are weighed.
 UNKNOWN_LENGTH = 128
 
@@ -54,6 +55,14 @@ class Use(abc.ABC):
     def kept_rows(self) -> list[tf.Tensor]:
         """The tensors [n, ...] from which everything follows."""
 
+    def numbers_a_row(self) -> int:
+        """How many numbers are kept of one row, about."""
+        total = 0
+        for tensor in self.kept_rows():
+            sizes = [UNKNOWN_LENGTH if size is None else size for size in tensor.shape[1:]]
+            total += int(tf.TensorShape(sizes).num_elements())
+        return total
+
     @abc.abstractmethod
     def of_rows(self, keep: tf.Tensor) -> "Use":
         """The same use with the rows where `keep` (bool [n]) is False as if their gradient were 0."""
@@ -82,6 +91,18 @@ def squares_of_rows(tensor: tf.Tensor, *, one_pass: bool = False) -> tf.Tensor:
     return tf.reduce_sum(tf.square(as_matrix(tensor)), axis=1)
 
 
+def lost_squares(lengths: tf.Tensor, terms: tf.Tensor | int) -> tf.Tensor:
+    """What to add to a squared norm for what float32 may lose where its terms cancel.
+
+    The norm is that of a sum of `terms` vectors whose norms add up to `lengths`. The step adds the same
+    vectors in another order, and what it rounds differently grows with `lengths`, however small the sum
+    is: with a norm of 0 nothing would be clipped. One sum is off by about 2^-24 sqrt(terms) lengths; 32
+    times as much is counted, which changes a norm by less than 1e-5 unless its terms cancel.
+    """
+    terms = tf.cast(terms, lengths.dtype)
+    return tf.square(_LOST * lengths) * terms
+
+
 class ItemGradients(Use):
     """Gradients of single rows, [n, *shape]."""
 
@@ -94,7 +115,8 @@ class ItemGradients(Use):
 
     def group_squares(self, groups: Groups) -> tf.Tensor:
         scaled = groups.scale[:, tf.newaxis] * self._gradients
-        return squares_of_rows(groups.sums(scaled))
+        lengths = groups.sums(tf.sqrt(squares_of_rows(scaled)))
+        return squares_of_rows(groups.sums(scaled)) + lost_squares(lengths, groups.sizes)
 
     def weighted(self, weight: tf.Tensor) -> tf.Tensor:
         total = tf.matmul(weight[tf.newaxis], self._gradients)
@@ -155,7 +177,12 @@ class Lookups(Use):
         owner_of_run = tf.math.unsorted_segment_max(
             tf.gather(tf.reshape(owner, [-1]), order), run, rows * length
         )
-        return tf.math.unsorted_segment_sum(squares_of_rows(sums), owner_of_run, count)
+        squares = tf.math.unsorted_segment_sum(squares_of_rows(sums), owner_of_run, count)
+        # As if all of an owner's values were of one id.
+        each = tf.reshape(tf.sqrt(squares_of_rows(tf.reshape(values, [-1, self.shape[1]]))), [-1])
+        ones, owner = tf.ones_like(each), tf.reshape(owner, [-1])
+        lengths, terms = (tf.math.unsorted_segment_sum(t, owner, count) for t in (each, ones))
+        return squares + lost_squares(lengths, terms)
 
     def weighted(self, weight: tf.Tensor) -> tf.Tensor:
         scaled = weight[:, tf.newaxis, tf.newaxis] * self._gradient
