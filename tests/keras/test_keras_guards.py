@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a hostile or hasty user did to get an epsilon that the steps do not keep."""
 
+import concurrent.futures
 import itertools
 
 import numpy as np
@@ -40,6 +41,29 @@ def test_two_caches_in_turn_are_found_out(box):
         with pytest.raises(tf.errors.InvalidArgumentError, match="was trained on before"):
             model.train_on_batch(*batch)
     assert model.optimizer.steps_taken == 4
+
+
+def test_steps_of_several_threads_are_all_counted(box):
+    optimizer = sdp.DPOptimizer(tf.keras.optimizers.SGD(0.1), sdp.ItemDP(1.0), noise_multiplier=1.0)
+    weight = tf.Variable([1.0])
+    optimizer.build([weight])
+
+    @tf.function
+    def step():
+        sdp.private_step(
+            optimizer,
+            lambda rows: (rows * weight[0], rows),
+            [weight],
+            tf.ones([4]),
+            {"subject": tf.range(4)},
+            strategy="loop",
+        )
+
+    step()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(step) for _ in range(200)]:
+            done.result()
+    assert optimizer.steps_taken == 201
 
 
 @pytest.mark.parametrize("what", ["model", "optimizer"])

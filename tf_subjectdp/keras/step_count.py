@@ -88,9 +88,8 @@ class CountsSteps:
         counter, of_seeds = compat.raw(self.privacy_steps), compat.raw(self.seeded_steps)
         released, with_seed, last_pass, last_step = tf.unstack(tf.identity(self._seen.state))
         # A checkpoint that was restored may have fewer.
-        taken = tf.maximum(counter, released)
-        with_seed = tf.maximum(of_seeds, with_seed) + tf.cast(seeded, tf.int64)
-        guards, updates = [], []
+        taken, with_seed = tf.maximum(counter, released), tf.maximum(of_seeds, with_seed)
+        guards = []
         if self.plan is not None:
             place = draw.number % _PLACES
             met, met_step = tf.unstack(tf.gather(self._seen.steps, place))
@@ -123,17 +122,21 @@ class CountsSteps:
             )
             last_pass, last_step = draw.number, draw.step
         with tf.control_dependencies([guard for guard in guards if guard is not None]):
-            taken = taken + 1
-            updates = [
-                counter.assign(taken),
-                of_seeds.assign(with_seed),
-                self._seen.state.assign(tf.stack([taken, with_seed, last_pass, last_step])),
-            ]
+            # Added, not assigned: steps of several threads are all counted.
+            state = self._seen.state
+            state.scatter_max(tf.IndexedSlices(tf.stack([taken, with_seed]), tf.constant([0, 1])))
+            more = tf.stack([tf.constant(1, tf.int64), tf.cast(seeded, tf.int64)])
+            state.scatter_add(tf.IndexedSlices(more, tf.constant([0, 1])))
+            now = tf.unstack(tf.identity(state))
+            updates = [counter.assign(now[0]), of_seeds.assign(now[1])]
             if self.plan is not None:
-                entry = tf.IndexedSlices(
-                    tf.stack([last_pass, last_step])[tf.newaxis], place[tf.newaxis]
-                )
-                updates.append(self._seen.steps.scatter_update(entry))
+                last = tf.stack([last_pass, last_step])
+                updates += [
+                    state.scatter_update(tf.IndexedSlices(last, tf.constant([2, 3]))),
+                    self._seen.steps.scatter_update(
+                        tf.IndexedSlices(last[tf.newaxis], place[tf.newaxis])
+                    ),
+                ]
         return updates
 
     @property
