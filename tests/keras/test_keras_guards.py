@@ -80,6 +80,18 @@ def test_a_checkpoint_that_is_restored_lowers_no_count(box, what, tmp_path):
     checkpoint.restore(path)
     assert model.optimizer.steps_taken == 7
     assert "7 of 20 planned steps" in " ".join(model.privacy_statement().split())
+    # Saved before the next step.
+    for save in (checkpoint.save, model.save_weights):
+        checkpoint.restore(path)
+        saved = save(tmp_path / "again.weights.h5") or tmp_path / "again.weights.h5"
+        fresh = box.compiled(plan)
+        if save == model.save_weights:
+            fresh.load_weights(saved)
+        else:
+            followed = fresh if what == "model" else fresh.optimizer
+            fresh.make_optimizer_variables()
+            tf.train.Checkpoint(**{what: followed}).restore(saved)
+        assert fresh.optimizer.steps_taken == 7
     with pytest.raises(tf.errors.InvalidArgumentError, match="was trained on before"):
         model.train_on_batch(*batches[2])
     model.fit(box.data(plan).take(3), verbose=0)

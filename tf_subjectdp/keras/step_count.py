@@ -4,6 +4,7 @@
 Knows variables, the plan and how a batch was drawn; a part of `DPOptimizer`.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,22 +19,50 @@ from tf_subjectdp.plans import Plan
 _PLACES = 1024
 
 
-class _Seen:
-    """What this process released and trained on, which no checkpoint saves, restores or lowers.
+class _Seen(tf.train.experimental.PythonState):
+    """What this process released and trained on; no checkpoint lowers it, and each one saves it.
 
-    A plain object: Keras and TensorFlow do not look for variables in it.
+    TensorFlow does not look for variables in it: a checkpoint has the text of `serialize` alone.
 
     Attributes:
-      state: int64 [4]: steps released, those drawn with a seed, pass and step of the last batch.
+      counters: the optimizer's saved variables, steps released and those drawn with a seed, which a
+        checkpoint may set back.
+      state: int64 [4]: the same two, never set back; pass and step of the last batch.
       steps: int64 [_PLACES, 2]: a pass, and the last of its steps that was trained on.
     """
 
-    def __init__(self):
+    def __init__(self, counters: Sequence[Any]):
+        self.counters = counters
         with tf.init_scope():
             given = {"dtype": tf.int64, "trainable": False}
             given["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
             self.state = tf.Variable([0, 0, -1, -1], name="seen", **given)
             self.steps = tf.Variable(tf.fill([_PLACES, 2], tf.constant(-1, tf.int64)), **given)
+
+    def counts(self) -> list[int]:
+        """Steps released, and how many of them were drawn with a seed."""
+        kept = self.state.numpy()[:2]
+        return [
+            max(int(compat.raw(counter).numpy()), int(seen))
+            for counter, seen in zip(self.counters, kept, strict=True)
+        ]
+
+    def raise_to(self, counts: Sequence[int]) -> None:
+        """Raises the two counts to at least these, wherever they are kept."""
+        counts = tf.constant(
+            [max(pair) for pair in zip(counts, self.counts(), strict=True)], tf.int64
+        )
+        for counter, count in zip(self.counters, tf.unstack(counts), strict=True):
+            compat.raw(counter).assign(count)
+        self.state.scatter_max(tf.IndexedSlices(counts, tf.constant([0, 1])))
+
+    def serialize(self) -> str:
+        """For checkpoints, where the counters themselves may be behind."""
+        return json.dumps(self.counts())
+
+    def deserialize(self, string_value: bytes) -> None:
+        """The counts of a checkpoint, which may restore the counters before this or after."""
+        self.raise_to(json.loads(string_value))
 
 
 class CountsSteps:
@@ -48,17 +77,17 @@ class CountsSteps:
     def _make_counters(self) -> None:
         self.privacy_steps = compat.counter("privacy_steps")
         self.seeded_steps = compat.counter("seeded_steps")
-        self._seen = _Seen()
+        self._seen = _Seen([self.privacy_steps, self.seeded_steps])
 
     @property
     def steps_taken(self) -> int:
         """Noised sums released so far, over all `fit`s and resumes: what epsilon counts."""
-        return max(int(compat.raw(self.privacy_steps).numpy()), int(self._seen.state.numpy()[0]))
+        return self._seen.counts()[0]
 
     @property
     def steps_drawn_with_seed(self) -> int:
         """How many of the steps had batches drawn with a seed: for tests, and not private."""
-        return max(int(compat.raw(self.seeded_steps).numpy()), int(self._seen.state.numpy()[1]))
+        return self._seen.counts()[1]
 
     @property
     def steps_at_new_pass(self) -> int:
@@ -74,11 +103,7 @@ class CountsSteps:
         """
         if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 0:
             raise ValueError(f"steps={steps!r} must be a whole number of at least 0.")
-        if steps > self.steps_taken:
-            compat.raw(self.privacy_steps).assign(int(steps))
-            self._seen.state.scatter_update(
-                tf.IndexedSlices(tf.constant(int(steps), tf.int64), tf.constant(0))
-            )
+        self._seen.raise_to([int(steps), 0])
 
     def _count_step(self, draw: Draw | None, seeded: tf.Tensor) -> list[Any]:
         """Counts a step before it is released; what the release has to wait for.
@@ -115,8 +140,8 @@ class CountsSteps:
                     [
                         "The planned steps are used up: taken",
                         taken,
-                        f"of {self.plan.steps}. Extend the plan (PrivateModel.extend_plan) to go on; "
-                        "epsilon then rises.",
+                        f"of {self.plan.steps}. Extend the plan (extend_plan of PrivateModel or "
+                        "DPOptimizer) to go on; epsilon then rises.",
                     ],
                 )
             )
@@ -155,6 +180,7 @@ class CountsSteps:
             self._restore(variable, weight)
 
     def save_own_variables(self, store: Any) -> None:
+        self._seen.raise_to([0, 0])
         for position, variable in enumerate(self.variables):
             store[str(position)] = compat.raw(variable).numpy()
 
@@ -164,13 +190,12 @@ class CountsSteps:
             self._restore(variable, store[str(position)][()])
 
     def _restore(self, variable: Any, value: Any) -> None:
-        raw = compat.raw(variable)
-        if variable is self.privacy_steps or variable is self.seeded_steps:
-            # Steps that were taken since were released, whatever is loaded now.
-            released, of_seeds, *_ = self._seen.state.numpy()
-            seen = released if variable is self.privacy_steps else of_seeds
-            value = max(int(value), int(raw.numpy()), int(seen))
-        raw.assign(value)
+        if variable is self.privacy_steps:
+            self._seen.raise_to([int(value), 0])
+        elif variable is self.seeded_steps:
+            self._seen.raise_to([0, int(value)])
+        else:
+            compat.raw(variable).assign(value)
 
     def _check_count(self, found: int) -> None:
         # Keras skips such a state with a warning; a lost step count would make epsilon too small.
