@@ -56,7 +56,11 @@ def plan_dataset(
 
     def draws():
         for batch in plan.sampling.batches(table, plan.facts.rate, rng()):
-            yield batch if rows is None else rows[batch]
+            drawn = batch if rows is None else rows[batch]
+            # A batch is a set. Rows that are clipped together lie together, so that the step does
+            # not have to copy them.
+            grouped = plan.algorithm.kind == "grouped"
+            yield drawn[np.argsort(codes[drawn], kind="stable")] if grouped else drawn
 
     return to_dataset(
         {"x": x, "y": y, "subject": codes, "weight": sample_weight},

@@ -114,3 +114,12 @@ def test_columns_that_are_no_numbers_are_named():
     frame = pandas.DataFrame({"age": np.arange(len(IDS)), "sex": ["f"] * len(IDS)})
     with pytest.raises(TypeError, match=r"not plain numbers: sex \(object\)"):
         make().dataset(frame, Y, IDS)
+
+
+@pytest.mark.parametrize("sampling", [sdp.PoissonItems(16), sdp.FixedSize(16)])
+def test_rows_that_are_clipped_together_lie_together(sampling):
+    for rows in batches(make(sampling, sdp.SubjectDP(1.0)).dataset(X, Y, IDS)):
+        people = np.asarray(rows, int) % 12
+        assert (np.diff(people) >= 0).all() and len(set(rows)) == len(rows)
+    per_item = batches(make(sampling).dataset(X, Y, IDS))
+    assert any((np.diff(np.asarray(rows, int) % 12) < 0).any() for rows in per_item)

@@ -146,15 +146,16 @@ class Product(Use):
 
     def _squares_of_blocks(self, groups: Groups) -> tf.Tensor:
         """Pairs of rows within each group alone."""
-        found = []
+        squares, lengths = [], []
         for place, scale in groups.blocks().rows:
             scale = tf.cast(scale, _WIDE)
             received, gradient = (_gram(tf.gather(t, place)) for t in self.kept_rows())
             pairs = received * gradient * (scale[:, :, tf.newaxis] * scale[:, tf.newaxis])
-            found.append(tf.reduce_sum(pairs, axis=[1, 2]))
-        squares = tf.gather(tf.concat(found, 0), groups.blocks().order)
-        factors = (tf.sqrt(tf.cast(t, _WIDE)) for t in self._factor_squares())
-        lengths = groups.sums(math.prod(factors) * tf.abs(tf.cast(groups.scale, _WIDE)))
+            squares.append(tf.reduce_sum(pairs, axis=[1, 2]))
+            each = self._lengths(received, gradient) * tf.abs(scale)
+            lengths.append(tf.reduce_sum(each, axis=1))
+        order = groups.blocks().order
+        squares, lengths = (tf.gather(tf.concat(t, 0), order) for t in (squares, lengths))
         return self._upwards(squares, lengths, groups.sizes)
 
     def _squares_of_all_pairs(self, groups: Groups) -> tf.Tensor:
