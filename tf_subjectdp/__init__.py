@@ -57,6 +57,7 @@ _SUBMODULES = (
     "algorithms",
     "cli",
     "clipping",
+    "federated",
     "keras",
     "planning",
     "plans",

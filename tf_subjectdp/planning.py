@@ -77,12 +77,12 @@ def plan(
     cap = check_cap("max_items_per_subject", max_items_per_subject)
     if cap is not None:
         stats = _bounded(stats, cap)
-    facts = _facts(sampling, stats, cap)
+    facts = facts_of(sampling, stats, cap)
     total = length_in_steps(epochs, steps, facts.steps_per_epoch)
     if delta is not None:
-        delta = _check_delta(delta, stats.n_subjects)
+        delta = check_plan_delta(delta, stats.n_subjects)
     if noise_multiplier is None:
-        epsilon = _check_epsilon(epsilon)
+        epsilon = check_epsilon(epsilon)
         if delta is None:
             raise ValueError("epsilon needs delta=, e.g. delta=1e-5: the promise has two numbers.")
         noise_multiplier = _calibrate(algorithm, facts, unit, total, epsilon, delta)
@@ -133,7 +133,8 @@ def _bounded(stats: SubjectStats, cap: int) -> SubjectStats:
     )
 
 
-def _facts(sampling: Sampler, stats: SubjectStats, cap: int | None) -> SamplingFacts:
+def facts_of(sampling: Sampler, stats: SubjectStats, cap: int | None) -> SamplingFacts:
+    """The public constants of sampling from a table with these (already bounded) stats."""
     # By the class itself: a subclass may draw in another way than the accountant assumes.
     scheme = _SCHEMES.get(type(sampling))
     if scheme is None:
@@ -178,7 +179,8 @@ def _expected_subjects(rate: float, stats: SubjectStats) -> float:
     return float(-np.expm1(counts * math.log1p(-rate)).sum())
 
 
-def _check_epsilon(epsilon) -> float:
+def check_epsilon(epsilon) -> float:
+    """Returns a target epsilon as a float; TypeError or ValueError unless it can be one."""
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.integer, np.floating)):
         raise TypeError(f"epsilon={epsilon!r} must be a number.")
     if not 0 < epsilon < math.inf:
@@ -191,7 +193,7 @@ def _check_epsilon(epsilon) -> float:
     return float(epsilon)
 
 
-def _check_delta(delta, n_subjects: int) -> float:
+def check_plan_delta(delta, n_subjects: int) -> float:
     delta = check_delta(delta)
     if delta >= 1.0 / n_subjects:
         warnings.warn(

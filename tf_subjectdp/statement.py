@@ -84,11 +84,11 @@ def privacy_statement(
         ),
         _noise_sentence(plan.noise_multiplier, plan.algorithm.clip_norm, plan.divisor),
         _accountant_sentence(plan),
-        _not_covered(plan.stats.k_source == "data", not plan.stats.sizes_public),
+        not_covered(plan.stats.k_source == "data", not plan.stats.sizes_public),
     ]
     if engine:
         paragraphs.append(f"Technical: {engine}.")
-    return _layout(paragraphs)
+    return layout(paragraphs)
 
 
 def optimizer_statement(
@@ -106,7 +106,7 @@ def optimizer_statement(
       engine: how the sums were computed, for the technical lines.
       others: (plan, steps) of everything released of the same weights under other plans.
     """
-    earlier = _layout([_earlier_sentence(plan, steps, delta) for plan, steps in others])
+    earlier = layout([_earlier_sentence(plan, steps, delta) for plan, steps in others])
     statement = _own_statement(optimizer, delta, engine)
     return "\n\n".join(part for part in (statement, earlier) if part)
 
@@ -149,11 +149,11 @@ def _own_statement(optimizer: Any, delta: float | None, engine: str | None) -> s
             "was really used, or train with a plan."
         ),
         _noise_sentence(optimizer.noise_multiplier, algorithm.clip_norm, optimizer.divisor),
-        _not_covered(True, True),
+        not_covered(True, True),
     ]
     if engine:
         paragraphs.append(f"Technical: {engine}.")
-    return _layout(paragraphs)
+    return layout(paragraphs)
 
 
 def _delta(plan: Plan, delta: float | None) -> float:
@@ -242,7 +242,8 @@ def _accountant_sentence(plan: Plan) -> str:
     return f"Accountant: {engine}."
 
 
-def _not_covered(k_from_data: bool, sizes_from_data: bool) -> str:
+def not_covered(k_from_data: bool, sizes_from_data: bool) -> str:
+    """What no statement covers; with the constants that were read from the data."""
     items = [
         "metrics, losses and shares of clipped items shown while training or evaluating on people's "
         "data",
@@ -263,5 +264,6 @@ def _not_covered(k_from_data: bool, sizes_from_data: bool) -> str:
     return "NOT covered: " + "; ".join(items) + "."
 
 
-def _layout(paragraphs: list[str]) -> str:
+def layout(paragraphs: list[str]) -> str:
+    """Paragraphs as lines of readable length."""
     return "\n\n".join(textwrap.fill(paragraph, _WIDTH) for paragraph in paragraphs)

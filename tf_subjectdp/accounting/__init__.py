@@ -41,7 +41,11 @@ from tf_subjectdp.accounting.replaced_events import (
     revealed_event,
     shuffled_epoch_event,
 )
-from tf_subjectdp.accounting.silos.central import central_group_event, central_higradavg_event
+from tf_subjectdp.accounting.silos.central import (
+    central_event,
+    central_group_event,
+    central_higradavg_event,
+)
 from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan, WorstCase
 from tf_subjectdp.accounting.silos.membership import SubjectEpsilons, per_subject_epsilon
 from tf_subjectdp.accounting.silos.silo import Silo
@@ -60,6 +64,7 @@ __all__ = [
     "SubjectPLDAccountant",
     "SubjectRdpAccountant",
     "WorstCase",
+    "central_event",
     "central_group_event",
     "central_higradavg_event",
     "compose",

@@ -77,6 +77,42 @@ def central_higradavg_event(
     return _summed(events, noise_multiplier, silos_per_subject)
 
 
+def central_event(
+    events: Iterable[dp_accounting.DpEvent],
+    noise_multiplier: float,
+    *,
+    silos_per_subject: int | None = None,
+) -> dp_accounting.DpEvent:
+    """One step of any central algorithm for the SUBJECT unit, from the silos' own events.
+
+    Args:
+      events: one step of each silo as if it added noise of multiplier 1 itself: an event of
+        `subject_event`, `higradavg_event`, `group_event`, ... for adding or removing a subject.
+      noise_multiplier: standard deviation of the server's noise divided by C, finite, >= 0.
+      silos_per_subject: as for `central_group_event`.
+
+    Returns:
+      A `MixtureOfGaussiansDpEvent`; `NonPrivateDpEvent` without noise.
+
+    Raises:
+      ValueError, TypeError: an argument is out of its range, or an event is no noised sum of a
+        sampled contribution.
+    """
+    events = list(events)
+    if not events:
+        raise ValueError("events is empty; pass one event for every silo of the step.")
+    for event in events:
+        if not isinstance(event, dp_accounting.DpEvent):
+            raise TypeError(f"events must be dp_accounting.DpEvents, got {event!r}.")
+        found = noised_sum(event)
+        if found is None or found.law is None or found.deviation != 1.0:
+            raise ValueError(
+                f"{event!r} is not one noised sum with noise 1; make it with noise_multiplier=1.0, "
+                "by subject_event, higradavg_event or group_event."
+            )
+    return _summed(events, noise_multiplier, silos_per_subject)
+
+
 def mixture_event(law: Law, deviation: float) -> dp_accounting.DpEvent:
     """The event of a sum moved according to `law`, with noise of this deviation (same units)."""
     if deviation == 0.0:

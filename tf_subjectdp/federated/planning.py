@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`federated.plan(...)`: checks the choices together, freezes the constants, finds the noise.
+
+Knows algorithms, samplers, silo statistics and the accountant; the process builder sees its result only.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_subjectdp import accounting
+from tf_subjectdp.accounting.silos.searching import smallest_factor
+from tf_subjectdp.algorithms import Algorithm, SamplingFacts, check_noise_multiplier
+from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, check_cap
+from tf_subjectdp.federated.plans import NOISE_AT, VIEWS, WEIGHTINGS, FederatedPlan
+from tf_subjectdp.planning import check_epsilon, facts_of
+from tf_subjectdp.plans import check_delta, guarantee_of
+from tf_subjectdp.sampling import FixedSize, PoissonItems, PoissonSubjects, Sampler, SiloStats
+
+_SAMPLERS = (PoissonItems, PoissonSubjects, FixedSize)
+
+
+def plan(
+    algorithm: Algorithm | None,
+    sampling: Sampler | Sequence[Sampler] | Mapping[Any, Sampler],
+    stats: SiloStats,
+    *,
+    rounds: int,
+    silos_per_round: int | None = None,
+    local_steps: int = 1,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise_multiplier: float | Sequence[float] | None = None,
+    noise_at: str = "silo",
+    view: str = "updates",
+    weighting: str = "uniform",
+    silos_per_subject: int | None = None,
+    minimum_silos: int | None = None,
+    max_items_per_subject: int | None = None,
+) -> FederatedPlan:
+    """Chooses algorithm, sampling, silos, length and promise together.
+
+    Args:
+      algorithm: `ItemDP`, `HiGradAvg`, `GroupDP`, `SubjectDP` or `UserLDP`; None for FedAvg without
+        privacy.
+      sampling: who is in a local step: `PoissonItems`, `PoissonSubjects` or `FixedSize`, the same for
+        all silos, or one a silo (a sequence in the order of `stats.names`, or a dict by name).
+      stats: who has how many items where, `SiloStats.from_ids(patient_id, hospital)`.
+      rounds: R.
+      silos_per_round: s; None for all silos. No silo takes part in more than
+        ceil(R s / silos) rounds, which the process enforces.
+      local_steps: T, steps of a silo in a round.
+      epsilon: the promise to a person, over all silos; the smallest noise that keeps it is computed,
+        one multiplier for all silos. Needs `delta`. Or
+      noise_multiplier: the noise, one number or one a silo; 0.0 is allowed and not private.
+      delta: in (0, 1), well below 1 / number of subjects.
+      noise_at: "silo" (LocalItemDP, LocalGroupDP, HiGradAvgDP, ...) or "server" (CentralSubDP, central
+        HiGradAvg): a trusted server adds the noise once, to the sum over the silos; one local step.
+      view: "updates": whoever runs the server sees every silo's update; "average": only the sum over
+        the silos is seen (secure aggregation), where one local step makes the silos' noises add.
+      weighting: "uniform" (as the papers) or "items": silos count by their planned numbers of items.
+      silos_per_subject: a promise that nobody is in more silos, checked against the stats; None: a
+        person may be in all.
+      minimum_silos: a round of fewer is refused; None: 1, and all of a round in the averaged view.
+      max_items_per_subject: a public bound k on a subject's items in each silo, enforced by the silos.
+        Prefer it: without it k is read from the data.
+
+    Returns:
+      A frozen `FederatedPlan`.
+
+    Raises:
+      ValueError: a value out of range (named with its bound), or a combination for which nothing is
+        proven.
+    """
+    if algorithm is not None and not isinstance(algorithm, Algorithm):
+        raise TypeError(
+            f"algorithm is of type {type(algorithm).__name__}; pass e.g. HiGradAvg(clip_norm=1.0), or "
+            "None for FedAvg without privacy."
+        )
+    if not isinstance(stats, SiloStats):
+        raise TypeError(
+            f"stats is of type {type(stats).__name__}; pass SiloStats.from_ids(subject_ids, silo_ids)."
+        )
+    for name, value, known in (
+        ("noise_at", noise_at, NOISE_AT),
+        ("view", view, VIEWS),
+        ("weighting", weighting, WEIGHTINGS),
+    ):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is unknown; use one of {known}.")
+    cap = check_cap("max_items_per_subject", max_items_per_subject)
+    if cap is not None:
+        stats = stats.bounded(cap)
+    n = stats.n_silos
+    rounds, local_steps = _whole("rounds", rounds), _whole("local_steps", local_steps)
+    per_round = _whole("silos_per_round", n if silos_per_round is None else silos_per_round, n)
+    all_of_them = per_round if view == "average" else 1
+    minimum = _whole(
+        "minimum_silos", all_of_them if minimum_silos is None else minimum_silos, per_round
+    )
+    most = None if silos_per_subject is None else _whole("silos_per_subject", silos_per_subject)
+    if most is not None and stats.silos_per_subject > most:
+        raise ValueError(
+            f"silos_per_subject={most}, but the stats have a subject in {stats.silos_per_subject} "
+            "silos: the promise does not hold; raise it, or leave it out."
+        )
+    samplings = _one_a_silo(sampling, stats.names)
+    made = FederatedPlan(
+        algorithm=algorithm,
+        samplings=samplings,
+        names=tuple(str(name) for name in stats.names),
+        facts=tuple(_facts(i, samplings[i], stats, cap) for i in range(n)),
+        rounds=rounds,
+        silos_per_round=per_round,
+        local_steps=local_steps,
+        noise_multipliers=(0.0,) * n if algorithm is None else (1.0,) * n,
+        noise_at=noise_at,
+        view=view,
+        weighting=weighting,
+        silos_per_subject=most,
+        minimum_silos=minimum,
+        delta=None if delta is None else _checked_delta(delta, stats),
+        max_items_per_subject=cap,
+        stats=stats,
+    )
+    if algorithm is None:
+        return _without_privacy(made, epsilon, noise_multiplier)
+    _check_combination(made)
+    return _with_noise(made, epsilon, noise_multiplier)
+
+
+def _without_privacy(made, epsilon, noise_multiplier) -> FederatedPlan:
+    if epsilon is not None or noise_multiplier is not None:
+        raise ValueError(
+            "algorithm=None is FedAvg without privacy: leave out epsilon= and noise_multiplier=, or "
+            "choose an algorithm, e.g. HiGradAvg(clip_norm=1.0)."
+        )
+    if made.noise_at == "server":
+        raise ValueError("algorithm=None adds no noise; leave out noise_at='server'.")
+    return made
+
+
+def _with_noise(made: FederatedPlan, epsilon, noise_multiplier) -> FederatedPlan:
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError("give exactly one of epsilon= (with delta=) and noise_multiplier=.")
+    if noise_multiplier is not None:
+        return dataclasses.replace(made, noise_multipliers=_noise(made, noise_multiplier))
+    epsilon = check_epsilon(epsilon)
+    if made.delta is None:
+        raise ValueError("epsilon needs delta=, e.g. delta=1e-5: the promise has two numbers.")
+    sigma = _calibrated(made, epsilon)
+    return dataclasses.replace(
+        made, noise_multipliers=(sigma,) * made.n_silos, target_epsilon=epsilon
+    )
+
+
+def _calibrated(made: FederatedPlan, epsilon: float) -> float:
+    """The smallest noise multiplier, the same for all silos, that keeps the promise."""
+    if made.noise_at == "server":
+        return accounting.noise_multiplier(
+            lambda sigma: dataclasses.replace(
+                made, noise_multipliers=(sigma,) * made.n_silos
+            ).round_event(),
+            made.rounds,
+            epsilon=epsilon,
+            delta=made.delta,
+        )
+    if made.engine == "pld" and len(made._numbers) == 1:
+        return made.horizontal().noise_for_budget(epsilon=epsilon, delta=made.delta)
+
+    def spent(sigma: float) -> float:
+        return dataclasses.replace(made, noise_multipliers=(sigma,) * made.n_silos).epsilon()
+
+    return smallest_factor(spent, epsilon, 1.0)
+
+
+def _noise(made: FederatedPlan, given: Any) -> tuple[float, ...]:
+    if not isinstance(given, (Sequence, np.ndarray)):
+        return (check_noise_multiplier(given),) * made.n_silos
+    found = tuple(check_noise_multiplier(value) for value in np.asarray(given).tolist())
+    if len(found) != made.n_silos:
+        raise ValueError(
+            f"noise_multiplier has {len(found)} values for {made.n_silos} silos; pass one a silo."
+        )
+    if made.noise_at == "server" and len(set(found)) > 1:
+        raise ValueError("noise_at='server' adds one noise; pass one noise_multiplier.")
+    return found
+
+
+def _check_combination(made: FederatedPlan) -> None:
+    """Refuses what is not proven."""
+    guarantees = [guarantee_of(made.algorithm, facts, 1.0, "subject") for facts in made.facts]
+    name = type(made.algorithm).__name__
+    if len({guarantee.adjacency for guarantee in guarantees}) > 1:
+        raise ValueError(
+            "the silos' samplings make unlike promises (adding or removing a person in one, replacing "
+            "their items in another), which do not compose; use one kind of sampling in all silos."
+        )
+    if made.view == "average" and made.local_steps > 1:
+        raise ValueError(
+            f"view='average' needs local_steps=1, not {made.local_steps}: after more steps an update "
+            "is no longer one noised sum, and nothing better than view='updates' is proven."
+        )
+    if made.noise_at == "silo":
+        return
+    if made.local_steps > 1:
+        raise ValueError(
+            f"noise_at='server' needs local_steps=1, not {made.local_steps}: what a person adds to an "
+            "update is bounded for one clipped sum only. Run more rounds, or let the silos add noise."
+        )
+    if guarantees[0].adjacency != ADD_OR_REMOVE_SUBJECT or name == "UserLDP":
+        raise ValueError(
+            f"noise_at='server' with {name} and {made.samplings[0]} is not proven; use ItemDP, "
+            "HiGradAvg, GroupDP or SubjectDP with Poisson sampling."
+        )
+
+
+def _facts(i: int, sampling: Sampler, stats: SiloStats, cap: int | None) -> SamplingFacts:
+    try:
+        return facts_of(sampling, stats.silo(i), cap)
+    except ValueError as error:
+        raise ValueError(
+            f"silo {stats.names[i]!r}: {error}. Silos may sample differently: pass sampling= as a "
+            "list, or a dict by name, with one sampler a silo."
+        ) from None
+
+
+def _one_a_silo(sampling: Any, names: Sequence[Any]) -> tuple[Sampler, ...]:
+    if isinstance(sampling, Mapping):
+        unknown = [name for name in sampling if name not in names]
+        missing = [name for name in names if name not in sampling]
+        if unknown or missing:
+            raise ValueError(
+                f"sampling= has the unknown silos {unknown} and lacks {missing}; the silos are "
+                f"{list(names)}."
+            )
+        sampling = [sampling[name] for name in names]
+    elif isinstance(sampling, Sampler):
+        sampling = [sampling] * len(names)
+    if not isinstance(sampling, Sequence) or len(sampling) != len(names):
+        raise ValueError(
+            f"sampling={sampling!r} must be a sampler such as PoissonItems(512), or one for each of "
+            f"the {len(names)} silos."
+        )
+    for one in sampling:
+        # By the class itself: a subclass may draw in another way than the accountant assumes.
+        if type(one) not in _SAMPLERS:
+            raise ValueError(
+                f"sampling={one!r} is not offered in a silo; use PoissonItems, PoissonSubjects or "
+                "FixedSize (shuffled epochs do not end with a round)."
+            )
+    return tuple(sampling)
+
+
+def _checked_delta(delta: Any, stats: SiloStats) -> float:
+    delta = check_delta(delta)
+    if delta >= 1.0 / stats.n_subjects:
+        warnings.warn(
+            f"delta={delta:g} is not below 1 / subjects = {1.0 / stats.n_subjects:g}: a mechanism that "
+            "publishes one person at random would satisfy it. Choose a smaller delta.",
+            stacklevel=3,
+        )
+    return delta
+
+
+def _whole(name: str, value: Any, most: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}={value!r} must be a whole number.")
+    if value < 1 or (most is not None and value > most):
+        bound = "at least 1" if most is None else f"from 1 to {most}"
+        raise ValueError(f"{name}={value} must be {bound}.")
+    return int(value)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run has released: counted in the server's state, and by the process, which forgets nothing.
+
+Knows the plan and a state's parts; TFF only for types. A state may be an old one, from a checkpoint: what
+this process released since was released all the same.
+"""
+
+import collections
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_subjectdp.federated.plans import FederatedPlan, Spent
+
+# The fields of a `LearningAlgorithmState`.
+_PARTS = ("global_model_weights", "distributor", "client_work", "aggregator", "finalizer")
+
+
+def spent_in(state: Any) -> Spent:
+    """The counts that a server state carries."""
+    counts = state.client_work
+    return Spent(int(counts["rounds"]), tuple(int(n) for n in np.asarray(counts["of_silos"])))
+
+
+def plan_of(state: Any) -> FederatedPlan:
+    """The plan that a server state was made with, without its stats."""
+    text = np.asarray(state.client_work["plan"]).item()
+    return FederatedPlan.from_config(json.loads(text))
+
+
+def epsilon_of(state: Any, delta: float | None = None) -> float:
+    """epsilon of the costliest subject, from a server state alone (one that was loaded, say).
+
+    Args:
+      state: of a process of this package.
+      delta: in (0, 1); None takes the plan's.
+    """
+    return plan_of(state).epsilon(delta, spent=spent_in(state))
+
+
+class Spending:
+    """What a process has released in its lifetime.
+
+    Args:
+      plan: the plan.
+    """
+
+    def __init__(self, plan: FederatedPlan):
+        self._plan = plan
+        self._released = Spent(0, (0,) * plan.n_silos)
+
+    @staticmethod
+    def initial(plan: FederatedPlan) -> collections.OrderedDict:
+        """The counts of a fresh state, and the plan itself as JSON."""
+        return collections.OrderedDict(
+            plan=plan.text, rounds=np.int64(0), of_silos=np.zeros(plan.n_silos, np.int64)
+        )
+
+    @staticmethod
+    def state_type(plan: FederatedPlan) -> Any:
+        """The TFF type of `initial`."""
+        import tensorflow_federated as tff
+
+        return tff.types.to_type(
+            collections.OrderedDict(
+                plan=tff.TensorType(np.str_),
+                rounds=tff.TensorType(np.int64),
+                of_silos=tff.TensorType(np.int64, [plan.n_silos]),
+            )
+        )
+
+    def at_least(self, spent: Spent) -> Spent:
+        """The larger of what a state says and what this process released."""
+        released = self._released
+        pairs = zip(spent.of_silos, released.of_silos, strict=True)
+        return Spent(max(spent.rounds, released.rounds), tuple(max(pair) for pair in pairs))
+
+    def check(self, state: Any) -> Spent:
+        """What was spent before a round that starts from `state`.
+
+        Raises:
+          ValueError: a state of another plan, or planned rounds that are used up.
+        """
+        text = np.asarray(state.client_work["plan"]).item()
+        text = text.decode() if isinstance(text, bytes) else text
+        if text != self._plan.text:
+            raise ValueError(
+                "the state was made under another plan, whose noise and sampling are not this one's; "
+                "build the process of the plan that it carries: federated.plan_of(state)."
+            )
+        spent = self.at_least(spent_in(state))
+        if spent.rounds >= self._plan.rounds:
+            raise ValueError(
+                f"the plan's {self._plan.rounds} rounds are used up; plan more rounds from the start, "
+                "epsilon then rises."
+            )
+        return spent
+
+    def choose(self, present: Sequence[int], spent: Spent) -> list[int]:
+        """The silos of a round: of those that are there, the ones with the fewest rounds so far.
+
+        Raises:
+          ValueError: fewer than `minimum_silos` have rounds left.
+        """
+        plan = self._plan
+        most = plan.rounds_of_a_silo
+        able = [i for i in present if spent.of_silos[i] < most]
+        chosen = sorted(able, key=lambda i: spent.of_silos[i])[: plan.silos_per_round]
+        if len(chosen) < plan.minimum_silos:
+            used_up = len(present) - len(able)
+            raise ValueError(
+                f"{len(chosen)} silos can take part and the plan wants at least {plan.minimum_silos} "
+                f"(minimum_silos): {len(present)} are there, {used_up} of them have used up their {most} "
+                "planned rounds. Nothing was computed; wait for more silos and call again."
+            )
+        return sorted(chosen)
+
+    def begin(self, state: Any, spent: Spent, chosen: Sequence[int]) -> Any:
+        """Notes a round of these silos, before anything is released: one that fails was perhaps seen.
+
+        Returns:
+          The state with the counts that the round, which counts itself, has to start from.
+        """
+        of_silos = np.asarray(spent.of_silos, np.int64)
+        counts = collections.OrderedDict(
+            plan=self._plan.text, rounds=np.int64(spent.rounds), of_silos=of_silos.copy()
+        )
+        of_silos[list(chosen)] += 1
+        self._released = Spent(spent.rounds + 1, tuple(of_silos.tolist()))
+        parts = {name: getattr(state, name) for name in _PARTS}
+        return type(state)(**{**parts, "client_work": counts})

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The privacy statement of a federation, in plain sentences.
+
+Knows the plan and what was spent; pure text.
+"""
+
+from tf_subjectdp.federated.plans import FederatedPlan, Spent
+from tf_subjectdp.plans import guarantee_of, rounded_up
+from tf_subjectdp.statement import layout, not_covered
+
+_VIEWS = {
+    ("silo", "updates"): (
+        "anyone who sees every silo's update of every round (so whoever runs the server), and all other "
+        "data, but neither the data of the protected person nor the silos' random draws"
+    ),
+    ("silo", "average"): (
+        "anyone who sees the sum over the silos of every round, which secure aggregation must enforce, "
+        "but no silo's own update; silos that pool what they know of their own noise see more"
+    ),
+    ("server", "updates"): (
+        "anyone who sees the global model of every round. The SERVER is trusted: it sees the silos' "
+        "clipped sums without noise, unless they are added up securely"
+    ),
+}
+
+
+def federated_statement(
+    plan: FederatedPlan, *, delta: float | None = None, spent: Spent | None = None
+) -> str:
+    """The statement for a run of a plan.
+
+    Args:
+      plan: the plan.
+      delta: None takes the plan's.
+      spent: what was released; None for all that is planned: a statement of intent, not of a run.
+
+    Returns:
+      Text of several paragraphs.
+    """
+    delta = plan._delta(delta)
+    name = "FedAvg" if plan.algorithm is None else type(plan.algorithm).__name__
+    length = f"{plan.rounds} planned rounds; nothing was trained yet"
+    if spent is not None:
+        length = f"{spent.rounds} of {plan.rounds} planned rounds run"
+    paragraphs = [f"PRIVACY STATEMENT ({name} over {plan.n_silos} silos, {length})"]
+    if not plan.is_private:
+        paragraphs.append(
+            "NOT PRIVATE: there is a silo without noise. Nothing below protects anybody; epsilon is "
+            "infinite."
+        )
+    epsilon = rounded_up(plan.epsilon(delta, spent=spent))
+    paragraphs += [
+        _promise(plan, epsilon, delta),
+        f"From whom: {_VIEWS[plan.noise_at, plan.view if plan.noise_at == 'silo' else 'updates']}.",
+        _silos(plan, spent),
+        _noise(plan),
+        _constants(plan),
+        not_covered(plan.max_items_per_subject is None, True),
+    ]
+    return layout(paragraphs)
+
+
+def _promise(plan: FederatedPlan, epsilon: str, delta: float) -> str:
+    if plan.algorithm is None:
+        return f"Per subject: epsilon = {epsilon}."
+    guarantee = guarantee_of(plan.algorithm, plan.facts[0], 1.0, "subject")
+    most = plan.silos_per_subject
+    where = "in every silo" if most is None else f"in at most {most} of {plan.n_silos} silos"
+    promised = (
+        ""
+        if most is None
+        else (" (a promise about the data: a person in more silos is protected less)")
+    )
+    return (
+        f"Per subject: epsilon = {epsilon} at delta = {delta:g}, for {guarantee.adjacency}, in ALL silos "
+        f"together: a person may be {where}{promised}."
+    )
+
+
+def _silos(plan: FederatedPlan, spent: Spent | None) -> str:
+    text = f"Silos: {plan.silos_per_round} of {plan.n_silos} a round, {plan.local_steps} local steps each; "
+    if plan.noise_at == "server":
+        text += "every round is counted in full, whoever takes part."
+    elif plan.view == "average":
+        text += (
+            "every round is counted for every silo, with the noise of the "
+            f"{plan.minimum_silos} silos that add least; a round of fewer is refused."
+        )
+    elif spent is None:
+        text += f"no silo takes part in more than {plan.rounds_of_a_silo} rounds."
+    else:
+        low, high = min(spent.of_silos), max(spent.of_silos)
+        times = f"{low}" if low == high else f"{low} to {high}"
+        text += f"each took part in {times} rounds, and what it took part in is counted."
+    return text
+
+
+def _noise(plan: FederatedPlan) -> str:
+    if plan.algorithm is None:
+        return "Noise: none."
+    low, high = min(plan.noise_multipliers), max(plan.noise_multipliers)
+    sigma = f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+    who = (
+        "by every silo at every step" if plan.noise_at == "silo" else "by the server, once a round"
+    )
+    return (
+        f"Noise: Gaussian, standard deviation {sigma} x {plan.algorithm.clip_norm:g} (noise multiplier x "
+        f"clip norm) on every coordinate of the clipped sum, added {who}, drawn afresh with entropy of "
+        "the operating system of the machine that adds it."
+    )
+
+
+def _constants(plan: FederatedPlan) -> str:
+    kinds = ", ".join(sorted({type(one).__name__ for one in plan.samplings}))
+    most = max(facts.max_items for facts in plan.facts)
+    source = (
+        "read from the data, and itself information about them"
+        if plan.max_items_per_subject is None
+        else "a public bound; every silo drops further items at random"
+    )
+    return (
+        f"Public constants: sampling by {kinds}, at rates {min(f.rate for f in plan.facts):.6g} to "
+        f"{max(f.rate for f in plan.facts):.6g} a step; at most {most} items a subject in a silo "
+        f"({source}); divisors and weights, which do not change when a silo is missing. Neighbouring data "
+        "are compared under the same ones."
+    )
