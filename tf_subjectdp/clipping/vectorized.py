@@ -185,7 +185,7 @@ def _add_groups(total, open_group, gradients, item_norms, group, scale, partitio
     del item_norms
     open_id, open_sum = open_group
     ids = tf.concat([tf.expand_dims(open_id, 0), group], 0)
-    starts = tf.cast(ids[1:] != ids[:-1], tf.int32)
+    starts = tf.cast(tf.not_equal(ids[1:], ids[:-1]), tf.int32)
     local = tf.concat([[0], tf.cumsum(starts)], 0)
     sums = []
     for gradient, carried in zip(gradients, open_sum, strict=True):

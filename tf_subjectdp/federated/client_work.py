@@ -16,7 +16,7 @@ from tf_subjectdp.algorithms import add_gaussian_noise
 from tf_subjectdp.federated import draws
 from tf_subjectdp.federated.plans import FederatedPlan
 from tf_subjectdp.federated.randomness import silo_seed
-from tf_subjectdp.federated.silo_model import SiloModel
+from tf_subjectdp.federated.silo_model import SiloModel, with_penalties
 from tf_subjectdp.sampling import FixedSize
 
 #: Group sizes are counted in bins 1, 2, 3-4, 5-8, ...: the upper ends are powers of two.
@@ -211,7 +211,7 @@ class SiloWork:
                 stddev = constants["noise"] * clip_norm
                 total = add_gaussian_noise(total, stddev, seed=noise_seed)
             gradients = [part / constants["divisor"] for part in total]
-            gradients = self._with_penalties(gradients)
+            gradients = with_penalties(model, gradients)
             gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]
             state, moved = optimizer.next(
                 state, tuple(tf.identity(v) for v in variables), tuple(gradients)
@@ -228,17 +228,6 @@ class SiloWork:
             parallel_iterations=1,
         )
         return [tf.cast(a - b, tf.float32) for a, b in zip(start, variables, strict=True)], counts
-
-    def _with_penalties(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Regularisers know no data: added after the division, unclipped."""
-        variables = self._model.trainable_variables
-        with tf.GradientTape() as tape:
-            losses = self._model.penalties()
-            total = tf.add_n(losses) if losses else None
-        if total is None:
-            return gradients
-        extra = tape.gradient(total, variables, unconnected_gradients="zero")
-        return [g + tf.cast(e, tf.float32) for g, e in zip(gradients, extra, strict=True)]
 
     def _no_counts(self) -> dict[str, tf.Tensor]:
         counts = {name: tf.constant(0.0) for name in COUNTS}

@@ -64,8 +64,8 @@ def as_tff_optimizer(optimizer: Any, name: str) -> tff.learning.optimizers.Optim
     for option, neutral in _UNSUPPORTED.items():
         if config.get(option) not in neutral and option in config:
             raise ValueError(
-                f"{name} has {option}={config[option]!r}, which TFF's {type(optimizer).__name__} does not "
-                "know; leave it out, or pass an optimizer of tff.learning.optimizers."
+                f"{name} has {option}={config[option]!r}, which TFF's {type(optimizer).__name__} does "
+                "not know; leave it out, or pass an optimizer of tff.learning.optimizers."
             )
     rate = optimizer._learning_rate
     if isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):

@@ -206,6 +206,11 @@ def _check_combination(made: FederatedPlan) -> None:
         )
     if made.noise_at == "silo":
         return
+    if made.weighting != "uniform" or made.view != "updates":
+        raise ValueError(
+            "noise_at='server' sums the silos' clipped sums as they are, and only the sum is noised; "
+            "leave out weighting= and view=."
+        )
     if made.local_steps > 1:
         raise ValueError(
             f"noise_at='server' needs local_steps=1, not {made.local_steps}: what a person adds to an "

@@ -132,7 +132,9 @@ class NextRound:
         ]
         # Counted before anything is released: a round that fails half-way was perhaps seen.
         state = process.spending.begin(state, spent, chosen)
-        return compute(state, entries)
+        output = compute(state, entries)
+        # A silo that was asked and did not report is counted too.
+        return output._replace(state=process.spending.lifted(output.state))
 
 
 def build_process(
@@ -168,7 +170,7 @@ def build_process(
             f"plan is of type {type(plan).__name__}; pass what federated.plan(...) returned."
         )
     default = tff.learning.optimizers.build_sgdm(1.0)
-    client = as_tff_optimizer(
+    in_silos = as_tff_optimizer(
         default if client_optimizer is None else client_optimizer, "client_optimizer"
     )
     at_server = as_tff_optimizer(
@@ -179,7 +181,7 @@ def build_process(
             "noise_at='server': silos send clipped sums and take no step of their own; leave out "
             "client_optimizer and give the learning rate to server_optimizer."
         )
-    if plan.view == "average" and plan.noise_at == "silo" and not is_plain_sgd(client):
+    if plan.view == "average" and plan.noise_at == "silo" and not is_plain_sgd(in_silos):
         raise ValueError(
             "view='average' counts on noises that add up, which holds for plain SGD in the silos only; "
             "use client_optimizer=SGD(...), and momentum or Adam at the server."
@@ -198,7 +200,7 @@ def build_process(
     parts, computations = _computations(
         model_fn,
         plan,
-        client=client,
+        client=in_silos,
         server_optimizer=at_server,
         sum_factory=sum_factory or tff.aggregators.SumFactory(),
         weights_type=weights_type,

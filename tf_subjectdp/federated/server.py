@@ -61,12 +61,15 @@ def averaging(
         if model_fn is None:
             return gradients
         model = silo_model.made_by(model_fn)
-        for variable, value in zip(model.trainable_variables, weights.trainable, strict=True):
-            variable.assign(value)
-        with tf.GradientTape() as tape:
-            penalty = tf.add_n(model.penalties())
-        extra = tape.gradient(penalty, model.trainable_variables, unconnected_gradients="zero")
-        return [g + tf.cast(e, tf.float32) for g, e in zip(gradients, extra, strict=True)]
+
+        # A function, in which the weights are read after they were assigned.
+        @tf.function(autograph=False)
+        def with_penalties(trainable):
+            for variable, value in zip(model.trainable_variables, trainable, strict=True):
+                variable.assign(value)
+            return silo_model.with_penalties(model, gradients)
+
+        return with_penalties(list(weights.trainable))
 
     @tff.federated_computation(
         added.initialize.type_signature.result,

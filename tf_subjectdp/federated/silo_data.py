@@ -99,8 +99,8 @@ def silo_tensors(
 def _check_keys(found: Mapping, name: str) -> None:
     if set(found) != set(_KEYS):
         raise ValueError(
-            f"the rows of silo {name!r} have the keys {sorted(found)}; they must have x, y and subject_id "
-            "(the person of the row)."
+            f"the rows of silo {name!r} have the keys {sorted(found)}; they must have x, y and "
+            "subject_id (the person of the row)."
         )
 
 
@@ -146,8 +146,8 @@ def _fitted(part: Any, spec: Any, rows: int, name: str) -> Any:
             tensor = tf.cast(tensor, wanted.dtype)
         if not wanted.shape.is_compatible_with(tensor.shape) or tensor.shape[0] != rows:
             raise ValueError(
-                f"silo {name!r} has rows of shape {tuple(tensor.shape)} with {rows} subject ids; the model "
-                f"takes {tuple(wanted.shape)}."
+                f"silo {name!r} has rows of shape {tuple(tensor.shape)} with {rows} subject ids; the "
+                f"model takes {tuple(wanted.shape)}."
             )
         leaves.append(tensor)
     return tf.nest.pack_sequence_as(spec, leaves)

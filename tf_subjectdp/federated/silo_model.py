@@ -166,6 +166,18 @@ def made_by(model_fn: Callable[[], Any]) -> SiloModel:
     return model
 
 
+def with_penalties(model: SiloModel, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Gradients with those of the regularisers, which know no data: neither clipped nor divided."""
+    variables = model.trainable_variables
+    with tf.GradientTape() as tape:
+        losses = model.penalties()
+        total = tf.add_n(losses) if losses else None
+    if total is None:
+        return list(gradients)
+    extra = tape.gradient(total, variables, unconnected_gradients="zero")
+    return [g + tf.cast(e, tf.float32) for g, e in zip(gradients, extra, strict=True)]
+
+
 def _is_eager(variable: Any) -> bool:
     return getattr(variable, "_in_graph_mode", True) is False
 

@@ -124,10 +124,19 @@ class Spending:
           The state with the counts that the round, which counts itself, has to start from.
         """
         of_silos = np.asarray(spent.of_silos, np.int64)
-        counts = collections.OrderedDict(
-            plan=self._plan.text, rounds=np.int64(spent.rounds), of_silos=of_silos.copy()
-        )
         of_silos[list(chosen)] += 1
         self._released = Spent(spent.rounds + 1, tuple(of_silos.tolist()))
+        return self._with_counts(state, spent)
+
+    def lifted(self, state: Any) -> Any:
+        """The state with counts no lower than what this process released."""
+        return self._with_counts(state, self.at_least(spent_in(state)))
+
+    def _with_counts(self, state: Any, spent: Spent) -> Any:
+        counts = collections.OrderedDict(
+            plan=self._plan.text,
+            rounds=np.int64(spent.rounds),
+            of_silos=np.asarray(spent.of_silos, np.int64),
+        )
         parts = {name: getattr(state, name) for name in _PARTS}
         return type(state)(**{**parts, "client_work": counts})

@@ -78,7 +78,10 @@ def _promise(plan: FederatedPlan, epsilon: str, delta: float) -> str:
 
 
 def _silos(plan: FederatedPlan, spent: Spent | None) -> str:
-    text = f"Silos: {plan.silos_per_round} of {plan.n_silos} a round, {plan.local_steps} local steps each; "
+    text = (
+        f"Silos: {plan.silos_per_round} of {plan.n_silos} a round, {plan.local_steps} local steps "
+        "each; "
+    )
     if plan.noise_at == "server":
         text += "every round is counted in full, whoever takes part."
     elif plan.view == "average":
@@ -121,6 +124,6 @@ def _constants(plan: FederatedPlan) -> str:
     return (
         f"Public constants: sampling by {kinds}, at rates {min(f.rate for f in plan.facts):.6g} to "
         f"{max(f.rate for f in plan.facts):.6g} a step; at most {most} items a subject in a silo "
-        f"({source}); divisors and weights, which do not change when a silo is missing. Neighbouring data "
-        "are compared under the same ones."
+        f"({source}); divisors and weights, which do not change when a silo is missing. Neighbouring "
+        "data are compared under the same ones."
     )

@@ -99,7 +99,7 @@ def sum_of_uses(
     else:
         if in_order:
             # Numbered from 0 within the chunk; rows of a group are side by side.
-            begins = tf.cast(partition.group[1:] != partition.group[:-1], tf.int32)
+            begins = tf.cast(tf.not_equal(partition.group[1:], partition.group[:-1]), tf.int32)
             of_row = tf.concat([[0], tf.cumsum(begins)], 0)
             count = of_row[-1] + 1
             ids = tf.math.segment_max(partition.group, of_row)

@@ -169,7 +169,7 @@ class Lookups(Use):
         order = tf.argsort(key)
         key = tf.gather(key, order)
         # Equal keys are neighbours now; number the runs of equal ones.
-        begins = tf.cast(key[1:] != key[:-1], tf.int32)
+        begins = tf.cast(tf.not_equal(key[1:], key[:-1]), tf.int32)
         run = tf.concat([[0], tf.cumsum(begins)], 0)
         sums = tf.math.unsorted_segment_sum(
             tf.gather(tf.reshape(values, [-1, self.shape[1]]), order), run, rows * length
