@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens in the course of a run: silos that are absent, used-up rounds, checkpoints, bad data."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tf_subjectdp as sdp
+from tf_subjectdp import accounting
+
+DELTA = 1e-3
+
+
+@pytest.fixture(scope="module")
+def make(federation, model_fn):
+    """A process; the plans of one module share what they can."""
+
+    def build(algorithm=None, sampling=None, silo=model_fn, optimizers=None, **options):
+        options = {"rounds": 6, "noise_multiplier": 0.0, "delta": DELTA, **options}
+        algorithm = algorithm or sdp.HiGradAvg(0.7)
+        sampling = federation.full_batches() if sampling is None else sampling
+        plan = sdp.federated.plan(algorithm, sampling, federation.stats, **options)
+        return sdp.federated.build_process(silo, plan, **(optimizers or {}))
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def quiet(make):
+    """Without noise, at rate 1: deterministic."""
+    return make(rounds=1000)
+
+
+@pytest.fixture(scope="module")
+def noisy(federation, model_fn):
+    def build():
+        plan = sdp.federated.plan(
+            sdp.HiGradAvg(0.7),
+            sdp.PoissonItems(8),
+            federation.stats,
+            rounds=4,
+            local_steps=2,
+            epsilon=3.0,
+            delta=DELTA,
+            minimum_silos=2,
+        )
+        return sdp.federated.build_process(model_fn, plan)
+
+    return build
+
+
+def moved(process, before, after):
+    weights = [process.get_model_weights(state).trainable for state in (before, after)]
+    return [np.asarray(b) - np.asarray(a) for a, b in zip(*weights, strict=True)]
+
+
+def test_it_is_a_learning_process_with_the_types_of_one(quiet):
+    assert isinstance(quiet, tff.learning.templates.LearningProcess)
+    state = quiet.initialize.type_signature.result
+    assert state.placement is tff.SERVER
+    given, data = quiet.next.type_signature.parameter
+    assert given.is_assignable_from(state) and data.placement is tff.CLIENTS
+    result = quiet.next.type_signature.result
+    assert result.python_container is tff.learning.templates.LearningProcessOutput
+    assert given.is_assignable_from(result.state)
+    weights = quiet.get_model_weights.type_signature.result
+    assert weights.python_container is tff.learning.models.ModelWeights
+    assert [t.shape for t in weights.trainable] == [(3, 2), (2,)]
+    start = quiet.initialize()
+    other = tff.learning.models.ModelWeights(
+        [np.ones([3, 2], np.float32), np.ones([2], np.float32)], []
+    )
+    changed = quiet.set_model_weights(start, other)
+    assert np.all(quiet.get_model_weights(changed).trainable[0] == 1.0)
+
+
+def test_an_absent_silo_makes_the_average_smaller_and_is_not_counted(quiet, federation):
+    state = quiet.initialize()
+    data = federation.datasets()
+    alone = []
+    for i in range(4):
+        output = quiet.next(state, {str(i): data[i]})
+        assert output.metrics["took_part"].tolist() == [int(i == j) for j in range(4)]
+        alone.append(moved(quiet, state, output.state))
+    before = quiet.spent(state).of_silos
+    three = [data[0], None, data[2], data[3]]
+    output = quiet.next(state, three)
+    for at, found in enumerate(moved(quiet, state, output.state)):
+        np.testing.assert_allclose(
+            found, sum(alone[i][at] for i in (0, 2, 3)), rtol=1e-5, atol=1e-7
+        )
+    counted = np.subtract(quiet.spent(output.state).of_silos, before)
+    assert counted.tolist() == [1, 0, 1, 1]
+
+
+def test_empty_silos_and_silos_of_one_person_go_on(noisy, federation):
+    process = noisy()
+    rows = np.flatnonzero(federation.silo == 1)[:1]
+    one = {"x": federation.x[rows], "y": federation.y[rows], "subject_id": federation.subject[rows]}
+    nobody = tf.data.Dataset.from_tensor_slices(federation.arrays(0)).take(0)
+    state, metrics = process.next(process.initialize(), {"0": nobody, "1": one})
+    assert metrics["took_part"].tolist() == [1, 1, 0, 0]
+    assert metrics["silos"]["items"] <= 2 and metrics["silos"]["steps"] == 4
+    # Noise is added all the same: who is in a silo does not show.
+    assert all(np.abs(delta).max() > 0 for delta in moved(process, process.initialize(), state))
+
+
+def test_ids_of_any_type_and_dicts_of_arrays_give_the_same(quiet, federation):
+    state = quiet.initialize()
+    wanted = moved(quiet, state, quiet.next(state, federation.datasets()).state)
+    for change in (str, lambda v: f"person {v}".encode(), int):
+        data = []
+        for i in range(4):
+            table = dict(federation.arrays(i))
+            table["subject_id"] = np.array([change(v) for v in table["subject_id"]])
+            data.append(table)
+        found = moved(quiet, state, quiet.next(state, data).state)
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
+
+
+def test_spellings_of_one_person_are_one_if_the_user_says_so(federation, model_fn):
+    stats = federation.stats
+    plan = sdp.federated.plan(
+        sdp.SubjectDP(0.7), federation.full_batches(), stats, rounds=9, noise_multiplier=0.0
+    )
+    process = sdp.federated.build_process(
+        model_fn, plan, id_key=lambda ids: np.char.lower(np.char.strip(ids.astype(str)))
+    )
+    state = process.initialize()
+    plain, shouted = [], []
+    for i in range(4):
+        table = dict(federation.arrays(i))
+        names = np.array([f"p{v}" for v in table["subject_id"]])
+        plain.append({**table, "subject_id": names})
+        upper = np.where(np.arange(names.size) % 2, np.char.upper(names), np.char.add(" ", names))
+        shouted.append({**table, "subject_id": upper})
+    found = [moved(process, state, process.next(state, data).state) for data in (plain, shouted)]
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
+
+
+def test_too_few_silos_or_used_up_rounds_are_refused_and_nothing_is_lost(noisy, federation):
+    process = noisy()
+    data = {str(i): table for i, table in enumerate(federation.datasets())}
+    state = process.initialize()
+    with pytest.raises(ValueError, match="1 silos can take part and the plan wants at least 2"):
+        process.next(state, {"3": data["3"]})
+    assert process.spent(state) == (0, (0, 0, 0, 0))
+    for _ in range(4):
+        state, _ = process.next(state, {name: data[name] for name in ("0", "1")})
+    assert process.spent(state) == (4, (4, 4, 0, 0))
+    with pytest.raises(ValueError, match="4 rounds are used up"):
+        process.next(state, data)
+
+
+def test_of_more_silos_than_a_round_has_those_with_the_fewest_rounds_take_part(make, federation):
+    process = make(rounds=6, silos_per_round=2)
+    assert process.plan.rounds_of_a_silo == 3
+    state = process.initialize()
+    for number in range(6):
+        state, metrics = process.next(state, federation.datasets())
+        assert metrics["took_part"].sum() == 2
+        if number == 1:
+            assert process.spent(state).of_silos == (1, 1, 1, 1)
+    assert process.spent(state).of_silos == (3, 3, 3, 3)
+
+
+def test_no_silo_exceeds_its_planned_rounds(make, federation):
+    process = make(rounds=6, silos_per_round=2)
+    state, data = process.initialize(), federation.datasets()
+    for _ in range(3):
+        state, _ = process.next(state, [data[0], None, None, None])
+    with pytest.raises(ValueError, match="1 of them have used up their 3 planned rounds"):
+        process.next(state, [data[0], None, None, None])
+
+
+def test_epsilon_is_that_of_the_silos_that_took_part(noisy, federation):
+    process = noisy()
+    plan = process.plan
+    state, data = process.initialize(), federation.datasets()
+    state, _ = process.next(state, data)
+    state, _ = process.next(state, [data[0], data[1], None, None])
+    state, _ = process.next(state, [data[0], None, None, data[3]])
+    events = [
+        (accounting.higradavg_event(f.rate, f.max_items, s), 2 * taken)
+        for f, s, taken in zip(plan.facts, plan.noise_multipliers, (3, 2, 1, 2), strict=True)
+    ]
+    wanted = accounting.epsilon(accounting.compose(events), delta=DELTA)
+    assert process.epsilon(state) == pytest.approx(wanted, rel=1e-3)
+    assert process.epsilon(state) < plan.epsilon() <= 3.0
+    assert "3 of 4 planned rounds run" in process.statement(state)
+    assert "took part in 1 to 3 rounds" in " ".join(process.statement(state).split())
+
+
+def test_a_resume_in_the_middle_counts_as_an_uninterrupted_run(noisy, federation, tmp_path):
+    data = federation.datasets()
+    process = noisy()
+    state = process.initialize()
+    for _ in range(4):
+        state, _ = process.next(state, data)
+    whole = process.epsilon(state)
+
+    process = noisy()
+    manager = tff.program.FileProgramStateManager(tmp_path, prefix="round_")
+    state = process.initialize()
+    for number in range(2):
+        state, _ = process.next(state, data)
+        run(manager.save(state, number))
+    del process, state
+    fresh = noisy()
+    state = run(manager.load(1, structure=fresh.initialize()))
+    assert fresh.spent(state).rounds == 2
+    assert sdp.federated.epsilon_of(state) == fresh.epsilon(state)
+    assert sdp.federated.plan_of(state) == fresh.plan
+    for _ in range(2):
+        state, _ = fresh.next(state, data)
+    assert fresh.epsilon(state) == whole
+
+
+def test_going_back_to_an_older_state_forgets_no_round(noisy, federation):
+    process = noisy()
+    data, start = federation.datasets(), process.initialize()
+    first, _ = process.next(start, data)
+    process.next(first, data)
+    again, _ = process.next(first, data)  # the third round of this process
+    assert process.spent(again).rounds == 3 and sdp.federated.spent_in(again).rounds == 3
+    assert process.epsilon(start) == process.epsilon(again)
+
+
+def test_a_state_of_another_plan_is_refused(noisy, quiet, federation):
+    with pytest.raises(ValueError, match="made under another plan"):
+        noisy().next(quiet.initialize(), federation.datasets())
+
+
+def test_a_round_that_fails_half_way_is_counted(noisy, federation):
+    process = noisy()
+    state = process.initialize()
+
+    def fails(state, entries):
+        raise RuntimeError("the network is gone")
+
+    with pytest.raises(RuntimeError, match="network"):
+        process.next.run(state, federation.datasets(), fails)
+    assert process.spent(state) == (1, (1, 1, 1, 1))
+    after, _ = process.next(state, federation.datasets())
+    assert sdp.federated.spent_in(after).rounds == 2
+
+
+def test_rows_above_the_bound_are_dropped_and_counted(make, federation):
+    bound = {"max_items_per_subject": 1}
+    stats = federation.stats.bounded(1)
+    process = make(sampling=[sdp.PoissonItems(stats.silo(i).n_items) for i in range(4)], **bound)
+    _, metrics = process.next(process.initialize(), federation.datasets())
+    assert metrics["silos"]["items"] == stats.n_items
+    assert metrics["silos"]["dropped"] == 96 - stats.n_items
+    assert metrics["silos"]["sizes"].tolist() == [stats.n_items] + [0] * 15
+
+
+def test_a_fixed_size_needs_the_planned_number_of_items(make, federation):
+    process = make(sdp.SubjectDP(0.7), sdp.FixedSize(4), noise_multiplier=2.0)
+    _, metrics = process.next(process.initialize(), federation.datasets())
+    assert metrics["silos"]["items"] == 16
+    keep = np.arange(96) != 5
+    with pytest.raises(Exception, match="the plan was made for"):
+        process.next(process.initialize(), federation.datasets(keep))
+
+
+def test_each_silo_may_sample_in_its_own_way(make, federation):
+    kinds = [
+        sdp.PoissonItems(3),
+        sdp.PoissonSubjects(2),
+        sdp.PoissonItems(5),
+        sdp.PoissonSubjects(1),
+    ]
+    process = make(sampling=kinds, noise_multiplier=[1.0, 2.0, 3.0, 4.0])
+    _, metrics = process.next(process.initialize(), federation.datasets())
+    assert metrics["silos"]["steps"] == 4 and 0 < metrics["silos"]["items"] < 96
+
+
+def test_momentum_in_silos_and_adam_at_the_server(make, federation):
+    process = make(
+        optimizers={
+            "server_optimizer": tf.keras.optimizers.Adam(0.1),
+            "client_optimizer": tf.keras.optimizers.SGD(0.2, momentum=0.9),
+        }
+    )
+    state = process.initialize()
+    after, _ = process.next(state, federation.datasets())
+    # Adam's first step is the learning rate in every coordinate whose gradient is not tiny.
+    first = np.concatenate([np.ravel(delta) for delta in moved(process, state, after)])
+    assert np.abs(np.abs(first) - 0.1).max() < 1e-3
+
+
+def test_a_secure_sum_is_a_choice(make, quiet, federation):
+    plain, secure = (
+        quiet,
+        make(
+            optimizers={"sum_factory": tff.aggregators.SecureSumFactory(upper_bound_threshold=4.0)}
+        ),
+    )
+    found = [quiet.next(quiet.initialize(), federation.datasets()).state]
+    # TFF's own executor has no secure sums; the one for tests adds up in the clear.
+    with tff.framework.get_context_stack().install(
+        tff.backends.test.create_sync_test_cpp_execution_context()
+    ):
+        state, metrics = secure.next(secure.initialize(), federation.datasets())
+    found.append(state)
+    first, second = (
+        process.get_model_weights(s) for process, s in zip((plain, secure), found, strict=True)
+    )
+    for a, b in zip(first.trainable, second.trainable, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)  # what the sum is rounded to
+    assert len(metrics["aggregator"]) > 0
+
+
+def refused(match, kind, function, *arguments, **options):
+    with pytest.raises(kind, match=match):
+        function(*arguments, **options)
+
+
+def test_what_builds_no_process_is_refused_with_a_pointer(
+    make, quiet, federation, make_keras, spec
+):
+    wrapped = sdp.DPOptimizer("sgd", sdp.HiGradAvg(1.0), noise_multiplier=1.0)
+    for name in ("client_optimizer", "server_optimizer"):
+        refused(
+            "is a DPOptimizer. In a federation the plan says",
+            TypeError,
+            make,
+            optimizers={name: wrapped},
+        )
+    nesterov = tf.keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
+    refused("nesterov=True", ValueError, make, optimizers={"client_optimizer": nesterov})
+    refused(
+        "take no step of their own",
+        ValueError,
+        make,
+        noise_at="server",
+        optimizers={"client_optimizer": tf.keras.optimizers.SGD(0.1)},
+    )
+    refused(
+        "noises that add up",
+        ValueError,
+        make,
+        view="average",
+        optimizers={"client_optimizer": tf.keras.optimizers.Adam(0.1)},
+    )
+    refused("return tf_subjectdp.federated.KerasSilo", TypeError, make, silo=make_keras)
+    made_before = sdp.federated.KerasSilo(make_keras(), "sparse_categorical_crossentropy", spec)
+    refused("made before", ValueError, make, silo=lambda: made_before)
+    mean = tff.aggregators.MeanFactory()
+    refused("without weights of its own", TypeError, make, optimizers={"sum_factory": mean})
+
+    def regularised():
+        return tff.learning.models.from_keras_model(
+            make_keras(tf.keras.regularizers.L2(0.1)),
+            tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            collections.OrderedDict(x=spec[0], y=spec[1]),
+        )
+
+    refused("has regularisers", ValueError, make, silo=regularised)
+
+    def batch_norm():
+        model = tf.keras.Sequential(
+            [tf.keras.Input([3]), tf.keras.layers.BatchNormalization(), tf.keras.layers.Dense(2)]
+        )
+        return sdp.federated.KerasSilo(model, "mse", spec)
+
+    refused("normalises over the items of a batch", ValueError, make, silo=batch_norm)
+
+
+def test_bad_data_are_refused_before_anything_is_spent(quiet, federation):
+    state, good = quiet.initialize(), federation.arrays(0)
+    before = quiet.spent(state)
+    batched = tf.data.Dataset.from_tensor_slices(good).batch(4)
+    for data, match in (
+        ([good] * 3, "data of 3 silos were passed, and the plan has 4"),
+        ({"9": good}, r"there are no silos \['9'\]"),
+        ({"0": batched}, "it is batched"),
+        ({"0": {"x": good["x"], "y": good["y"]}}, "must have x, y and subject_id"),
+        ({"0": {**good, "x": good["x"][:, :2]}}, "the model takes"),
+        ({"0": {**good, "x": good["x"].astype(int)}}, "cast it in the dataset"),
+        ({"0": {**good, "subject_id": good["subject_id"][1:]}}, "subject ids"),
+        ({"0": {**good, "subject_id": [None] * len(good["y"])}}, "silo '0'"),
+        ({"0": 3}, "of type int"),
+        (good["x"], "pass a list with one dataset a silo"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=match):
+            quiet.next(state, data)
+    assert quiet.spent(state) == before
+
+
+def run(coroutine):
+    import asyncio
+
+    return asyncio.new_event_loop().run_until_complete(coroutine)
