@@ -153,9 +153,19 @@ def test_each_of_the_128_bits_of_a_seed_changes_the_draw():
     assert len(np.unique(drawn)) == drawn.size
 
 
-@pytest.fixture(scope="module")
-def many():
-    return normals(tf.constant(SEED), 10_000_000).numpy()
+@pytest.mark.parametrize("draw", [normals, module.normals_uncompiled])
+def test_no_number_of_two_seeds_that_share_a_half_is_the_same(draw):
+    other = [SEED ^ np.array([flip, 0]) for flip in (1, 2**62)]
+    other += [SEED ^ np.array([0, flip]) for flip in (1, 2**62)]
+    drawn = np.stack([draw(tf.constant(seed), 1001).numpy() for seed in (SEED, *other)])
+    assert drawn.shape == (5, 1001)
+    shared = [np.intersect1d(a, b).size for i, a in enumerate(drawn) for b in drawn[:i]]
+    assert max(shared) < 5  # a float32 has few enough values that one may come twice
+
+
+@pytest.fixture(scope="module", params=[normals, module.normals_uncompiled])
+def many(request):
+    return request.param(tf.constant(SEED), 10_000_000).numpy()
 
 
 def test_ten_million_draws_are_normal(many):

@@ -9,11 +9,11 @@ processes or restarts.
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tf_subjectdp.algorithms.normals import normals
+from tf_subjectdp.algorithms.normals import normals, normals_uncompiled
 from tf_subjectdp.clipping import fresh_seed
 
 # Cuts at multiples of 64 bytes share the draw's memory; others would be copied.
@@ -28,6 +28,7 @@ def add_gaussian_noise(
     *,
     divisor: float | tf.Tensor | None = None,
     seed: tf.Tensor | None = None,
+    compiled: bool = True,
 ) -> list[tf.Tensor]:
     """Adds independent N(0, stddev^2) to every entry of every tensor.
 
@@ -42,6 +43,7 @@ def add_gaussian_noise(
       seed: int64 [2], a `fresh_seed()` that was drawn earlier and serves nothing else, so that the
         noise can be made beside what it is added to; None draws it here. A seed that is used twice
         gives the same noise twice, and the difference of the two outputs has none.
+      compiled: whether the draw may be compiled by XLA; False for graphs that run elsewhere.
 
     Returns:
       float32 tensors shaped as `sums`.
@@ -57,19 +59,22 @@ def add_gaussian_noise(
             )
     sums = [tf.convert_to_tensor(total, tf.float32) for total in sums]
     if not (isinstance(stddev, numbers.Real) and stddev == 0):
-        noise = _noise(sums, stddev, fresh_seed() if seed is None else seed)
+        draw = normals if compiled else normals_uncompiled
+        noise = _noise(sums, stddev, fresh_seed() if seed is None else seed, draw)
         sums = [total + part for total, part in zip(sums, noise, strict=True)]
     return sums if divisor is None else [total / divisor for total in sums]
 
 
-def _noise(sums: list[tf.Tensor], stddev: float | tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
+def _noise(
+    sums: list[tf.Tensor], stddev: float | tf.Tensor, seed: tf.Tensor, draw: Callable
+) -> list[tf.Tensor]:
     known = all(total.shape.is_fully_defined() for total in sums)
     starts, counts, end = [], [], 0
     for total in sums:
         counts.append(total.shape.num_elements() if known else tf.size(total))
         starts.append(end)
         end += -(-counts[-1] // _ALIGNMENT) * _ALIGNMENT
-    drawn = normals(seed, end, stddev)
+    drawn = draw(seed, end, stddev)
     return [
         tf.reshape(drawn[start : start + count], tf.shape(total))
         for total, start, count in zip(sums, starts, counts, strict=True)

@@ -40,6 +40,8 @@ _log = logging.getLogger("tf_subjectdp")
 
 # Smaller draws share one compiled program, of this many pairs, and drop what they do not need.
 _SHARED_PAIRS = 1 << 12
+# TensorFlow's number for Philox-4x32-10.
+_PHILOX = 1
 
 
 def _series(first: int, sign: float) -> Callable[[float], float]:
@@ -155,6 +157,33 @@ def _use_compiled() -> bool:
     with tf.init_scope():
         # Without an eager context (a version 1 graph) nothing can be tried.
         return tf.executing_eagerly() and _compiles()
+
+
+def normals_uncompiled(seed: tf.Tensor, count: int, stddev: float | tf.Tensor = 1.0) -> tf.Tensor:
+    """As `normals`, other numbers: for graphs that run where nothing is compiled, as silos' do.
+
+    Uncompiled, the 200 passes that Threefry makes over its words take longer than the transform. Here
+    the words are those of Philox-4x32-10, TensorFlow's own counter-based generator, which is one
+    operation: half of the seed is its key, the other half the upper half of its counter, so that two
+    draws share a block only if they share all 128 bits.
+
+    Args:
+      seed: int64 [2], all of its 128 bits are used.
+      count: how many, below 2^32.
+      stddev: standard deviation, a number or a float [] tensor.
+
+    Returns:
+      float32 [count].
+    """
+    seed = tf.bitcast(tf.ensure_shape(tf.convert_to_tensor(seed, tf.int64), [2]), tf.uint64)
+    words = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[3, (count + 1) // 2],
+        key=seed[:1],
+        counter=tf.stack([tf.constant(0, tf.uint64), seed[1]]),
+        alg=_PHILOX,
+        dtype=tf.int32,
+    )
+    return tf.concat(transform(*tf.unstack(words), tf.cast(stddev, tf.float32)), 0)[:count]
 
 
 def normals(seed: tf.Tensor, count: int | tf.Tensor, stddev: float | tf.Tensor = 1.0) -> tf.Tensor:

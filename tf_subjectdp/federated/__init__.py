@@ -19,17 +19,22 @@ from typing import Any
 _HOME = {
     "plans": ("FederatedPlan", "Spent"),
     "planning": ("plan",),
+    "ids": ("as_text", "hashed_ids", "silo_stats"),
+    "partition_plot": ("plot_partition",),
     "spending": ("epsilon_of", "plan_of", "spent_in"),
     "silo_model": ("KerasSilo",),
     "process": ("FederatedProcess", "build_process"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _NEED_TFF = ("process", "remote")
+_SUBMODULES = ("partition",)
 
-__all__ = sorted(_MODULE_OF)
+__all__ = sorted([*_MODULE_OF, *_SUBMODULES])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = _MODULE_OF[name]

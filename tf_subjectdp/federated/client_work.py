@@ -209,7 +209,7 @@ class SiloWork:
             total = summed.total
             if private and max(plan.noise_multipliers) > 0.0:
                 stddev = constants["noise"] * clip_norm
-                total = add_gaussian_noise(total, stddev, seed=noise_seed)
+                total = add_gaussian_noise(total, stddev, seed=noise_seed, compiled=False)
             gradients = [part / constants["divisor"] for part in total]
             gradients = with_penalties(model, gradients)
             gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]

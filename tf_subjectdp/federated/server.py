@@ -56,7 +56,11 @@ def averaging(
             return [part / plan.planned_weight for part in total]
         stddev = plan.noise_multipliers[0] * plan.algorithm.clip_norm
         gradients = add_gaussian_noise(
-            total, stddev, divisor=plan.server_divisor, seed=silo_seed(kernel)
+            total,
+            stddev,
+            divisor=plan.server_divisor,
+            seed=silo_seed(kernel),
+            compiled=False,
         )
         if model_fn is None:
             return gradients

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_subjectdp.federated.ids import id_array
 from tf_subjectdp.sampling import encode_ids
 
 _KEYS = ("x", "y", "subject_id")
@@ -82,15 +83,16 @@ def silo_tensors(
             f"the data of silo {name!r} are of type {type(data).__name__}: pass an unbatched "
             "tf.data.Dataset of OrderedDict(x=, y=, subject_id=), or a dict of arrays."
         )
-    ids = np.asarray(ids)
+    ids = id_array(ids)
     rows = ids.shape[0] if ids.ndim else -1
     parts = [_fitted(part, spec, rows, name) for part, spec in zip((x, y), input_spec, strict=True)]
     codes = np.zeros(0, np.int64)
     if rows:
         try:
-            codes, _ = encode_ids(ids if id_key is None else np.asarray(id_key(ids)))
+            codes, _ = encode_ids(ids if id_key is None else id_array(id_key(ids)))
         except (TypeError, ValueError) as error:
-            raise type(error)(f"silo {name!r}: {error}") from None
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"silo {name!r}: {error}") from None
     if codes.size != rows:
         raise ValueError(f"silo {name!r}: id_key returned {codes.size} ids for {rows} rows.")
     return {"x": parts[0], "y": parts[1], "subject": tf.constant(codes, tf.int64)}
