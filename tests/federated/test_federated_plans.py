@@ -318,3 +318,29 @@ def test_plans_are_made_without_tensorflow():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "noise added by" in done.stdout
+
+
+@pytest.mark.parametrize("view", ["updates", "average"])
+@pytest.mark.parametrize(
+    ("algorithm", "sampling"),
+    [
+        (sdp.ItemDP(1.0), sdp.FixedSize(2)),
+        (sdp.GroupDP(1.0, 2), sdp.FixedSize(2)),
+        (sdp.ItemDP(1.0), sdp.PoissonSubjects(1)),
+        (sdp.SubjectDP(1.0), sdp.PoissonItems(2)),
+        (sdp.UserLDP(1.0), sdp.PoissonItems(2)),
+    ],
+)
+def test_nobodys_own_epsilon_is_above_the_plans(algorithm, sampling, view):
+    plan = make(algorithm, sampling, view=view, noise_multiplier=6.0)
+    for spent in (None, Spent(3, (3, 3, 3, 3, 3))):
+        found = plan.per_subject_epsilon(spent=spent)
+        assert 0 < found.epsilon.min() and found.worst <= plan.epsilon(spent=spent) * 1.001
+
+
+def test_without_privacy_no_delta_is_needed():
+    plan = sdp.federated.plan(None, sdp.PoissonItems(2), STATS, rounds=2)
+    assert plan.epsilon() == np.inf and plan.epsilon(spent=Spent(0, (0,) * 5)) == 0.0
+    assert "NOT PRIVATE" in plan.statement()
+    with pytest.raises(ValueError, match="everybody's epsilon is infinite"):
+        plan.per_subject_epsilon(delta=1e-5)

@@ -231,6 +231,16 @@ def test_going_back_to_an_older_state_forgets_no_round(noisy, federation):
     assert process.epsilon(start) == process.epsilon(again)
 
 
+def test_rounds_that_were_lost_in_a_crash_are_counted(noisy, federation):
+    process = noisy()
+    process.count_lost_rounds(sdp.federated.Spent(2, (2, 1, 2, 2)))
+    process.count_lost_rounds(sdp.federated.Spent(1, (1, 1, 1, 1)))
+    state, _ = process.next(process.initialize(), federation.datasets())
+    assert sdp.federated.spent_in(state) == (3, (3, 2, 3, 3))
+    with pytest.raises(ValueError, match="the rounds of 4 silos"):
+        process.count_lost_rounds(sdp.federated.Spent(2, (2, 1)))
+
+
 def test_a_state_of_another_plan_is_refused(noisy, quiet, federation):
     with pytest.raises(ValueError, match="made under another plan"):
         noisy().next(quiet.initialize(), federation.datasets())

@@ -23,6 +23,7 @@ _HOME = {
     "partition_plot": ("plot_partition",),
     "spending": ("epsilon_of", "plan_of", "spent_in"),
     "silo_model": ("KerasSilo",),
+    "rounds": ("RoundLog", "round_metrics", "run", "subject_epsilons"),
     "process": ("FederatedProcess", "build_process"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -174,7 +174,7 @@ class FederatedPlan:
                 "noise_at='server': the silos release nothing of their own, and what composes are "
                 "rounds; use epsilon() or round_event()."
             )
-        spent = self._spent(spent)
+        spent = self.checked_spent(spent)
         together = self.view == "average"
         silos = [
             accounting.Silo(
@@ -185,7 +185,7 @@ class FederatedPlan:
                 clip_norm=self._unit_of_sensitivity,
                 name=self.names[i],
                 noised_once=self.local_steps == 1,
-                event_of_items=functools.partial(self._event_of_items, i, number),
+                event_of_items=self._event_of_items(i, number),
             )
             for i in range(self.n_silos)
         ]
@@ -206,9 +206,10 @@ class FederatedPlan:
         Raises:
           ValueError: no delta, or one outside (0, 1).
         """
-        delta, spent = self._delta(delta), self._spent(spent)
+        spent = self.checked_spent(spent)
         if self.algorithm is None:
             return math.inf if spent.rounds else 0.0
+        delta = self._delta(delta)
         if self.noise_at == "server":
             return _central_epsilon(self.round_event(), spent.rounds, delta)
         return min(_local_epsilon(self, spent, number, delta) for number in self._numbers)
@@ -221,14 +222,20 @@ class FederatedPlan:
         Such figures depend on the data: for those who hold the table, never for release.
 
         Raises:
-          ValueError: a plan without its stats, or one whose server adds the noise.
+          ValueError: a plan without its stats or its privacy, or one whose server adds the noise.
         """
         if self.stats is None:
             raise ValueError(
                 "this plan was read from a state and has no stats; use the plan that the process was "
                 "built with."
             )
-        return self.horizontal(spent).per_subject_epsilon(self.stats, delta=self._delta(delta))
+        if self.algorithm is None:
+            raise ValueError("algorithm=None is not private: everybody's epsilon is infinite.")
+        delta, spent = self._delta(delta), self.checked_spent(spent)
+        number = min(self._numbers, key=lambda n: _local_epsilon(self, spent, n, delta))
+        return self.horizontal(spent, number=number).per_subject_epsilon(
+            self.stats, delta=delta, engine=self.engine
+        )
 
     @property
     def _numbers(self) -> range:
@@ -255,10 +262,19 @@ class FederatedPlan:
         twice = type(self.algorithm).__name__ == "UserLDP"
         return (2.0 if twice else 1.0) * self.algorithm.clip_norm
 
-    def _event_of_items(self, silo: int, number: int, items: int) -> dp_accounting.DpEvent:
-        facts = dataclasses.replace(self.facts[silo], max_items=items)
-        sigma = self.noise_multipliers[silo]
-        return guarantee_of(self.algorithm, facts, sigma, "subject").events[number]
+    def _event_of_items(self, silo: int, number: int) -> Callable | None:
+        """From a subject's items in a silo to the event; None where it would be of another kind."""
+        facts, sigma = self.facts[silo], self.noise_multipliers[silo]
+        by_items = facts.scheme == "poisson_items"
+        by_items |= facts.scheme == "poisson_subjects" and self.view == "updates"
+        if self.algorithm is None or not by_items:
+            return None
+
+        def event(items: int) -> dp_accounting.DpEvent:
+            fewer = dataclasses.replace(facts, max_items=items)
+            return guarantee_of(self.algorithm, fewer, sigma, "subject").events[number]
+
+        return event
 
     def _uncounted_noise(self) -> list[int]:
         """Averaged view: the silos whose noise may be missing, those of the most noise."""
@@ -270,7 +286,12 @@ class FederatedPlan:
         ]
         return np.argsort(noise, kind="stable")[self.minimum_silos :].tolist()
 
-    def _spent(self, spent: Spent | None) -> Spent:
+    def checked_spent(self, spent: Spent | None) -> Spent:
+        """Counts of this plan's silos as plain numbers; None stands for all that is planned.
+
+        Raises:
+          ValueError: counts of another number of silos, or negative ones.
+        """
         if spent is None:
             return Spent(self.rounds, (self.rounds_of_a_silo,) * self.n_silos)
         counts = np.asarray([spent.rounds, *spent.of_silos])

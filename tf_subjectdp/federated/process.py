@@ -73,6 +73,14 @@ class FederatedProcess(tff.learning.templates.LearningProcess):
         """What was released: what the state says, and no less than what this process did."""
         return self.spending.at_least(spent_in(state))
 
+    def count_lost_rounds(self, spent: Spent) -> None:
+        """Counts rounds that were run and whose state was lost, in a crash say; never lowers a count.
+
+        Args:
+          spent: all that was released since the run began, e.g. from the last line of a log.
+        """
+        self.spending.raise_to(spent)
+
     def statement(self, state: Any, delta: float | None = None) -> str:
         """Plain sentences on what the run so far protects, and what it does not."""
         return self.plan.statement(delta=delta, spent=self.spent(state))

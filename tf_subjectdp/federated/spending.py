@@ -77,6 +77,14 @@ class Spending:
         pairs = zip(spent.of_silos, released.of_silos, strict=True)
         return Spent(max(spent.rounds, released.rounds), tuple(max(pair) for pair in pairs))
 
+    def raise_to(self, spent: Spent) -> None:
+        """Raises what this process released to at least `spent`.
+
+        Raises:
+          ValueError: counts of another number of silos, or negative ones.
+        """
+        self._released = self.at_least(self._plan.checked_spent(spent))
+
     def check(self, state: Any) -> Spent:
         """What was spent before a round that starts from `state`.
 
