@@ -344,3 +344,42 @@ def test_without_privacy_no_delta_is_needed():
     assert "NOT PRIVATE" in plan.statement()
     with pytest.raises(ValueError, match="everybody's epsilon is infinite"):
         plan.per_subject_epsilon(delta=1e-5)
+
+
+def test_sampled_people_move_an_average_by_as_many_clip_norms_as_they_have_items():
+    """Silos of unlike k: the event of a step counts in units of k clip norms."""
+    stats = sdp.SiloStats.from_counts(np.array([[1, 6]] * 4))
+    plan = sdp.federated.plan(
+        sdp.ItemDP(0.5),
+        sdp.PoissonSubjects(2),
+        stats,
+        rounds=4,
+        noise_multiplier=8.0,
+        delta=DELTA,
+        view="average",
+    )
+    # In units of the average: silo 0 moves by 0.5 / 2 a batch, silo 1 by 3 / 12, each half of the time.
+    moves = [0.5 / plan.divisors[0], 3.0 / plan.divisors[1]]
+    noise = np.hypot(4.0 / plan.divisors[0], 4.0 / plan.divisors[1])
+    law = {0.0: 0.25, moves[0]: 0.25, moves[1]: 0.25, sum(moves): 0.25}
+    if moves[0] == moves[1]:
+        law = {0.0: 0.25, moves[0]: 0.5, sum(moves): 0.25}
+    event = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(noise, list(law), list(law.values()))
+    wanted = accounting.epsilon(event, 4, delta=DELTA)
+    assert plan.epsilon() == pytest.approx(wanted, rel=2e-3)
+
+
+def test_a_central_sum_of_sampled_people_counts_their_items():
+    stats = sdp.SiloStats.from_counts(np.array([[1, 3]] * 4))
+    plan = sdp.federated.plan(
+        sdp.GroupDP(1.0, max_items_per_subject=2),
+        sdp.PoissonSubjects(1),
+        stats,
+        rounds=4,
+        noise_multiplier=5.0,
+        delta=DELTA,
+        noise_at="server",
+    )
+    law = np.outer([0.75, 0.25], [0.75, 0.25]).ravel()
+    event = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(5.0, [0.0, 2.0, 1.0, 3.0], law)
+    assert plan.epsilon() == pytest.approx(accounting.epsilon(event, 4, delta=DELTA), rel=2e-3)

@@ -15,6 +15,7 @@ from tf_subjectdp import accounting
 from tf_subjectdp.accounting.silos.searching import smallest_factor
 from tf_subjectdp.algorithms import Algorithm, SamplingFacts, check_noise_multiplier
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, check_cap
+from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import NOISE_AT, VIEWS, WEIGHTINGS, FederatedPlan
 from tf_subjectdp.planning import check_epsilon, facts_of
 from tf_subjectdp.plans import check_delta, guarantee_of
@@ -161,14 +162,14 @@ def _calibrated(made: FederatedPlan, epsilon: float) -> float:
     """The smallest noise multiplier, the same for all silos, that keeps the promise."""
     if made.noise_at == "server":
         return accounting.noise_multiplier(
-            lambda sigma: dataclasses.replace(
-                made, noise_multipliers=(sigma,) * made.n_silos
-            ).round_event(),
+            lambda sigma: costs.round_event(
+                dataclasses.replace(made, noise_multipliers=(sigma,) * made.n_silos)
+            ),
             made.rounds,
             epsilon=epsilon,
             delta=made.delta,
         )
-    if made.engine == "pld" and len(made._numbers) == 1:
+    if costs.engine(made) == "pld" and len(costs.numbers(made)) == 1:
         return made.horizontal().noise_for_budget(epsilon=epsilon, delta=made.delta)
 
     def spent(sigma: float) -> float:

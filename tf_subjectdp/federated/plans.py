@@ -11,15 +11,15 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import dp_accounting
 import numpy as np
 
 from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import Algorithm, SamplingFacts, algorithm_from_config
-from tf_subjectdp.plans import check_delta, guarantee_of, rounded_up
+from tf_subjectdp.federated import costs
+from tf_subjectdp.plans import check_delta, rounded_up
 from tf_subjectdp.sampling import Sampler, SiloStats, sampler_from_config
 
 
@@ -136,65 +136,9 @@ class FederatedPlan:
 
     # -- what it costs -----------------------------------------------------------------------------
 
-    def silo_event(self, silo: int, number: int = 0) -> dp_accounting.DpEvent:
-        """One step of a silo, for the subject unit: the accountant's event.
-
-        Args:
-          silo: number of the silo.
-          number: which of the events that the guarantee names, each of which alone is a bound.
-        """
-        if self.algorithm is None:
-            return dp_accounting.NonPrivateDpEvent()
-        sigma = self.noise_multipliers[silo]
-        return guarantee_of(self.algorithm, self.facts[silo], sigma, "subject").events[number]
-
-    def round_event(self) -> dp_accounting.DpEvent:
-        """Central algorithms: one round, whoever takes part in it."""
-        events = [
-            guarantee_of(self.algorithm, facts, 1.0, "subject").events[0] for facts in self.facts
-        ]
-        most = min(self.silos_per_round, self.silos_per_subject or self.n_silos)
-        return accounting.central_event(events, self.noise_multipliers[0], silos_per_subject=most)
-
-    def horizontal(self, spent: Spent | None = None, *, number: int = 0) -> Any:
-        """The `accounting.HorizontalPlan` of what the silos release.
-
-        In the averaged view every silo is taken to be in every round that was run, and each round to
-        have no more noise than that of the `minimum_silos` silos that add least.
-
-        Args:
-          spent: what was released; None for all that is planned.
-          number: as in `silo_event`.
-
-        Raises:
-          ValueError: the server adds the noise, and the silos release nothing of their own.
-        """
-        if self.noise_at == "server":
-            raise ValueError(
-                "noise_at='server': the silos release nothing of their own, and what composes are "
-                "rounds; use epsilon() or round_event()."
-            )
-        spent = self.checked_spent(spent)
-        together = self.view == "average"
-        silos = [
-            accounting.Silo(
-                self.silo_event(i, number),
-                steps_per_round=self.local_steps,
-                rounds=spent.rounds if together else spent.of_silos[i],
-                weight=self.weights[i] / self.divisors[i],
-                clip_norm=self._unit_of_sensitivity,
-                name=self.names[i],
-                noised_once=self.local_steps == 1,
-                event_of_items=self._event_of_items(i, number),
-            )
-            for i in range(self.n_silos)
-        ]
-        return accounting.HorizontalPlan(
-            silos,
-            silos_per_subject=self.silos_per_subject,
-            view=self.view,
-            known_noise=self._uncounted_noise() if together else (),
-        )
+    def horizontal(self, spent: Spent | None = None) -> accounting.HorizontalPlan:
+        """The `accounting.HorizontalPlan` of what the silos release; see `costs.horizontal`."""
+        return costs.horizontal(self, self.checked_spent(spent))
 
     def epsilon(self, delta: float | None = None, *, spent: Spent | None = None) -> float:
         """epsilon of the costliest subject, from above.
@@ -209,10 +153,7 @@ class FederatedPlan:
         spent = self.checked_spent(spent)
         if self.algorithm is None:
             return math.inf if spent.rounds else 0.0
-        delta = self._delta(delta)
-        if self.noise_at == "server":
-            return _central_epsilon(self.round_event(), spent.rounds, delta)
-        return min(_local_epsilon(self, spent, number, delta) for number in self._numbers)
+        return costs.epsilon(self, spent, self.checked_delta(delta))
 
     def per_subject_epsilon(
         self, *, delta: float | None = None, spent: Spent | None = None
@@ -231,60 +172,7 @@ class FederatedPlan:
             )
         if self.algorithm is None:
             raise ValueError("algorithm=None is not private: everybody's epsilon is infinite.")
-        delta, spent = self._delta(delta), self.checked_spent(spent)
-        number = min(self._numbers, key=lambda n: _local_epsilon(self, spent, n, delta))
-        return self.horizontal(spent, number=number).per_subject_epsilon(
-            self.stats, delta=delta, engine=self.engine
-        )
-
-    @property
-    def _numbers(self) -> range:
-        counts = [
-            len(guarantee_of(self.algorithm, facts, sigma, "subject").events)
-            for facts, sigma in zip(self.facts, self.noise_multipliers, strict=True)
-        ]
-        return range(min(counts))
-
-    @property
-    def engine(self) -> str:
-        """The accountant's engine: "rdp" where one of the events needs it."""
-        if self.algorithm is None:
-            return "pld"
-        engines = {
-            guarantee_of(self.algorithm, facts, 1.0, "subject").engine for facts in self.facts
-        }
-        return "rdp" if "rdp" in engines else "pld"
-
-    @property
-    def _unit_of_sensitivity(self) -> float:
-        if self.algorithm is None:
-            return 1.0
-        twice = type(self.algorithm).__name__ == "UserLDP"
-        return (2.0 if twice else 1.0) * self.algorithm.clip_norm
-
-    def _event_of_items(self, silo: int, number: int) -> Callable | None:
-        """From a subject's items in a silo to the event; None where it would be of another kind."""
-        facts, sigma = self.facts[silo], self.noise_multipliers[silo]
-        by_items = facts.scheme == "poisson_items"
-        by_items |= facts.scheme == "poisson_subjects" and self.view == "updates"
-        if self.algorithm is None or not by_items:
-            return None
-
-        def event(items: int) -> dp_accounting.DpEvent:
-            fewer = dataclasses.replace(facts, max_items=items)
-            return guarantee_of(self.algorithm, fewer, sigma, "subject").events[number]
-
-        return event
-
-    def _uncounted_noise(self) -> list[int]:
-        """Averaged view: the silos whose noise may be missing, those of the most noise."""
-        noise = [
-            weight * sigma / divisor
-            for weight, sigma, divisor in zip(
-                self.weights, self.noise_multipliers, self.divisors, strict=True
-            )
-        ]
-        return np.argsort(noise, kind="stable")[self.minimum_silos :].tolist()
+        return costs.of_every_subject(self, self.checked_spent(spent), self.checked_delta(delta))
 
     def checked_spent(self, spent: Spent | None) -> Spent:
         """Counts of this plan's silos as plain numbers; None stands for all that is planned.
@@ -302,7 +190,8 @@ class FederatedPlan:
             )
         return Spent(int(counts[0]), tuple(counts[1:].tolist()))
 
-    def _delta(self, delta: float | None) -> float:
+    def checked_delta(self, delta: float | None) -> float:
+        """The delta, or the plan's; ValueError if there is none."""
         if delta is None and self.delta is None:
             raise ValueError("delta is missing: the plan has none; pass delta=, e.g. delta=1e-5.")
         return check_delta(self.delta if delta is None else delta)
@@ -384,13 +273,3 @@ class FederatedPlan:
 def _span(values: Sequence[float]) -> str:
     low, high = f"{values[0]:.6g}", f"{values[-1]:.6g}"
     return low if low == high else f"{low} to {high}"
-
-
-@functools.lru_cache(maxsize=256)
-def _central_epsilon(event: dp_accounting.DpEvent, rounds: int, delta: float) -> float:
-    return accounting.epsilon(event, rounds, delta=delta)
-
-
-@functools.lru_cache(maxsize=256)
-def _local_epsilon(plan: FederatedPlan, spent: Spent, number: int, delta: float) -> float:
-    return plan.horizontal(spent, number=number).epsilon(delta, plan.engine)

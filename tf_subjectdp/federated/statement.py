@@ -37,7 +37,7 @@ def federated_statement(
     Returns:
       Text of several paragraphs.
     """
-    delta = None if plan.algorithm is None else plan._delta(delta)
+    delta = None if plan.algorithm is None else plan.checked_delta(delta)
     name = "FedAvg" if plan.algorithm is None else type(plan.algorithm).__name__
     length = f"{plan.rounds} planned rounds; nothing was trained yet"
     if spent is not None:

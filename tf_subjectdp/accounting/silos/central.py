@@ -87,7 +87,8 @@ def central_event(
 
     Args:
       events: one step of each silo as if it added noise of multiplier 1 itself: an event of
-        `subject_event`, `higradavg_event`, `group_event`, ... for adding or removing a subject.
+        `subject_event`, `higradavg_event`, `group_event`, ... for adding or removing a subject. An event
+        in longer units than C says so by a smaller noise: `subject_event(p, 1 / 5)` moves by 5 C.
       noise_multiplier: standard deviation of the server's noise divided by C, finite, >= 0.
       silos_per_subject: as for `central_group_event`.
 
@@ -101,16 +102,18 @@ def central_event(
     events = list(events)
     if not events:
         raise ValueError("events is empty; pass one event for every silo of the step.")
+    laws = []
     for event in events:
         if not isinstance(event, dp_accounting.DpEvent):
             raise TypeError(f"events must be dp_accounting.DpEvents, got {event!r}.")
         found = noised_sum(event)
-        if found is None or found.law is None or found.deviation != 1.0:
+        if found is None or found.law is None or not found.deviation > 0.0:
             raise ValueError(
-                f"{event!r} is not one noised sum with noise 1; make it with noise_multiplier=1.0, "
-                "by subject_event, higradavg_event or group_event."
+                f"{event!r} is not one noised sum; make it with noise_multiplier=1.0, by subject_event, "
+                "higradavg_event or group_event."
             )
-    return _summed(events, noise_multiplier, silos_per_subject)
+        laws.append(found.law.scaled(1.0 / found.deviation))
+    return _of_laws(laws, noise_multiplier, silos_per_subject)
 
 
 def mixture_event(law: Law, deviation: float) -> dp_accounting.DpEvent:
@@ -125,8 +128,15 @@ def mixture_event(law: Law, deviation: float) -> dp_accounting.DpEvent:
 def _summed(
     events: Sequence[dp_accounting.DpEvent], noise_multiplier: float, most: int | None
 ) -> dp_accounting.DpEvent:
+    laws = [noised_sum(event).law for event in events]
+    return _of_laws(laws, noise_multiplier, most)
+
+
+def _of_laws(
+    laws: Sequence[Law], noise_multiplier: float, most: int | None
+) -> dp_accounting.DpEvent:
     noise_multiplier = _checks.noise("noise_multiplier", noise_multiplier)
-    laws = tuple(noised_sum(event).law for event in events)
+    laws = tuple(laws)
     if most is not None:
         most = _checks.integer("silos_per_subject", most, 1)
         if most < len(laws):

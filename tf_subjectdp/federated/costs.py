@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a federation's releases cost a person: from a plan's constants to events and their composition.
+
+Knows algorithms' guarantees and the accountant's horizontal composition; takes a `FederatedPlan` and does
+not import it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting
+import numpy as np
+
+from tf_subjectdp import accounting
+from tf_subjectdp.accounting.silos.laws import noised_sum
+from tf_subjectdp.plans import guarantee_of
+
+
+def silo_event(plan: Any, silo: int, number: int = 0) -> dp_accounting.DpEvent:
+    """One step of a silo, for the subject unit.
+
+    Args:
+      plan: the `FederatedPlan`.
+      silo: number of the silo.
+      number: which of the events that the guarantee names, each of which alone is a bound.
+    """
+    if plan.algorithm is None:
+        return dp_accounting.NonPrivateDpEvent()
+    sigma = plan.noise_multipliers[silo]
+    return guarantee_of(plan.algorithm, plan.facts[silo], sigma, "subject").events[number]
+
+
+def round_event(plan: Any) -> dp_accounting.DpEvent:
+    """Central algorithms: one round, whoever takes part in it."""
+    events = [guarantee_of(plan.algorithm, facts, 1.0, "subject").events[0] for facts in plan.facts]
+    most = min(plan.silos_per_round, plan.silos_per_subject or plan.n_silos)
+    return accounting.central_event(events, plan.noise_multipliers[0], silos_per_subject=most)
+
+
+def horizontal(plan: Any, spent: Any, number: int = 0) -> accounting.HorizontalPlan:
+    """What the silos release, for the accountant.
+
+    In the averaged view every silo is taken to be in every round that was run, and each round to have no
+    more noise than that of the `minimum_silos` silos that add least.
+
+    Args:
+      plan: the `FederatedPlan`.
+      spent: the `Spent`.
+      number: as in `silo_event`.
+
+    Raises:
+      ValueError: the server adds the noise, and the silos release nothing of their own.
+    """
+    if plan.noise_at == "server":
+        raise ValueError(
+            "noise_at='server': the silos release nothing of their own, and what composes are rounds; "
+            "use epsilon()."
+        )
+    together = plan.view == "average"
+    silos = [
+        accounting.Silo(
+            silo_event(plan, i, number),
+            steps_per_round=plan.local_steps,
+            rounds=spent.rounds if together else spent.of_silos[i],
+            weight=plan.weights[i] / plan.divisors[i],
+            clip_norm=_unit_of_sensitivity(plan, i, number),
+            name=plan.names[i],
+            noised_once=plan.local_steps == 1,
+            event_of_items=_event_of_items(plan, i, number),
+        )
+        for i in range(plan.n_silos)
+    ]
+    return accounting.HorizontalPlan(
+        silos,
+        silos_per_subject=plan.silos_per_subject,
+        view=plan.view,
+        known_noise=_uncounted_noise(plan) if together else (),
+    )
+
+
+def epsilon(plan: Any, spent: Any, delta: float) -> float:
+    """epsilon of the costliest subject, from above; of a plan with an algorithm."""
+    if plan.noise_at == "server":
+        return _central_epsilon(round_event(plan), spent.rounds, delta)
+    return min(_local_epsilon(plan, spent, number, delta) for number in numbers(plan))
+
+
+def of_every_subject(plan: Any, spent: Any, delta: float) -> accounting.SubjectEpsilons:
+    """epsilon of every subject of the plan's stats."""
+    number = min(numbers(plan), key=lambda n: _local_epsilon(plan, spent, n, delta))
+    return horizontal(plan, spent, number).per_subject_epsilon(
+        plan.stats, delta=delta, engine=engine(plan)
+    )
+
+
+def numbers(plan: Any) -> range:
+    """The numbers of the events that every silo's guarantee names."""
+    counts = [
+        len(guarantee_of(plan.algorithm, facts, sigma, "subject").events)
+        for facts, sigma in zip(plan.facts, plan.noise_multipliers, strict=True)
+    ]
+    return range(min(counts))
+
+
+def engine(plan: Any) -> str:
+    """The accountant's engine: "rdp" where one of the events needs it."""
+    engines = {guarantee_of(plan.algorithm, facts, 1.0, "subject").engine for facts in plan.facts}
+    return "rdp" if "rdp" in engines else "pld"
+
+
+def _unit_of_sensitivity(plan: Any, silo: int, number: int) -> float:
+    """How long one unit of the event's sensitivity is, in units of the loss's gradient.
+
+    Not always one clip norm: `UserLDP` counts in two, sampled subjects of k items in k. The noise tells:
+    it is sigma clip norms, and the event states it in its own units.
+    """
+    if plan.algorithm is None:
+        return 1.0
+    sigma, found = plan.noise_multipliers[silo], noised_sum(silo_event(plan, silo, number))
+    if sigma == 0.0 or found is None or not found.deviation > 0.0:
+        return plan.algorithm.clip_norm
+    return plan.algorithm.clip_norm * sigma / found.deviation
+
+
+def _event_of_items(plan: Any, silo: int, number: int) -> Callable | None:
+    """From a subject's items in a silo to the event; None where it would be of another kind."""
+    facts, sigma = plan.facts[silo], plan.noise_multipliers[silo]
+    by_items = facts.scheme == "poisson_items"
+    by_items |= facts.scheme == "poisson_subjects" and plan.view == "updates"
+    if plan.algorithm is None or not by_items:
+        return None
+
+    def event(items: int) -> dp_accounting.DpEvent:
+        fewer = dataclasses.replace(facts, max_items=items)
+        return guarantee_of(plan.algorithm, fewer, sigma, "subject").events[number]
+
+    return event
+
+
+def _uncounted_noise(plan: Any) -> list[int]:
+    """Averaged view: the silos whose noise may be missing, those of the most noise."""
+    noise = [
+        weight * sigma / divisor
+        for weight, sigma, divisor in zip(
+            plan.weights, plan.noise_multipliers, plan.divisors, strict=True
+        )
+    ]
+    return np.argsort(noise, kind="stable")[plan.minimum_silos :].tolist()
+
+
+@functools.lru_cache(maxsize=256)
+def _central_epsilon(event: dp_accounting.DpEvent, rounds: int, delta: float) -> float:
+    return accounting.epsilon(event, rounds, delta=delta)
+
+
+@functools.lru_cache(maxsize=256)
+def _local_epsilon(plan: Any, spent: Any, number: int, delta: float) -> float:
+    return horizontal(plan, spent, number).epsilon(delta, engine(plan))
