@@ -5,6 +5,7 @@ Knows TFF, the plan and the silo's work; imports the rest of `federated`. TFF's 
 broadcast, its aggregators add up, its finaliser applies the server's optimizer.
 """
 
+import atexit
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -19,6 +20,18 @@ from tf_subjectdp.federated.client_work import SiloWork
 from tf_subjectdp.federated.optimizers import as_tff_optimizer, is_plain_sgd
 from tf_subjectdp.federated.plans import FederatedPlan, Spent
 from tf_subjectdp.federated.spending import Spending, spent_in
+
+
+class _Ended(tff.framework.SyncContext):
+    """Takes the place of TFF's context when the interpreter ends."""
+
+    def invoke(self, comp, arg):
+        raise RuntimeError("the interpreter is ending")
+
+
+# TFF ends its local worker when its context is dropped, which is too late at the interpreter's end: a
+# worker then lives on, and holds whatever its output goes to.
+atexit.register(lambda: tff.framework.set_default_context(_Ended()))
 
 _State = tff.learning.templates.LearningAlgorithmState
 
