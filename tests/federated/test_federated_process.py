@@ -229,3 +229,14 @@ def test_no_person_moves_the_servers_model_by_more_than_stated(federation, model
         assert moved <= bound * (1 + 1e-5)
         largest = max(largest, moved / bound)
     assert largest > 0.2  # the bound is of the right size
+
+
+def test_models_that_were_made_before_stay_what_they_were(federation, model_fn, make_keras):
+    """Keras 2 exchanges the bases of its classes in the graphs that TFF traces."""
+    model = make_keras()
+    before = {kind: kind.__mro__ for kind in (type(model), tf.keras.layers.Dense, tf.keras.Model)}
+    sdp.federated.build_process(model_fn, make(federation, sdp.ItemDP(C)))
+    assert all(kind.__mro__ == mro for kind, mro in before.items())
+    assert len(model.get_weights()) == 2
+    model.compile("sgd", "mse")
+    model.fit(federation.x, federation.x[:, :2], verbose=0)

@@ -207,7 +207,7 @@ def build_process(
             "view='average' counts on noises that add up, which holds for plain SGD in the silos only; "
             "use client_optimizer=SGD(...), and momentum or Adam at the server."
         )
-    with tf.Graph().as_default():
+    with silo_model.kept_keras_classes(), tf.Graph().as_default():
         model = silo_model.made_by(model_fn)
         penalised = bool(model.penalties())
         input_spec = model.input_spec
@@ -218,16 +218,17 @@ def build_process(
     weights_type = tff.types.to_type(
         tff.learning.models.ModelWeights(*([_type_of(spec) for spec in group] for group in specs))
     )
-    parts, computations = _computations(
-        model_fn,
-        plan,
-        client=in_silos,
-        server_optimizer=at_server,
-        sum_factory=sum_factory or tff.aggregators.SumFactory(),
-        weights_type=weights_type,
-        input_spec=input_spec,
-        penalised=penalised,
-    )
+    with silo_model.kept_keras_classes():
+        parts, computations = _computations(
+            model_fn,
+            plan,
+            client=in_silos,
+            server_optimizer=at_server,
+            sum_factory=sum_factory or tff.aggregators.SumFactory(),
+            weights_type=weights_type,
+            input_spec=input_spec,
+            penalised=penalised,
+        )
     return FederatedProcess(plan, parts, id_key, *computations)
 
 

@@ -6,8 +6,9 @@ is not imported here.
 """
 
 import collections
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -127,6 +128,30 @@ class VariableModelSilo:
 
 
 SiloModel = KerasSilo | VariableModelSilo
+
+
+@contextlib.contextmanager
+def kept_keras_classes() -> Iterator[None]:
+    """Inside, Keras may turn its classes into those of version 1; behind it they are what they were.
+
+    In a version 1 graph, which TFF traces, Keras 2 exchanges the bases of its layers and models where
+    one is made, for the whole process: `get_weights` of a model that was made before then fails.
+    """
+    kept = {kind: kind.__bases__ for kind in _kinds_of(tf.keras.layers.Layer)}
+    try:
+        yield
+    finally:
+        for kind, bases in kept.items():
+            if kind.__bases__ != bases:
+                kind.__bases__ = bases
+
+
+def _kinds_of(kind: type) -> set[type]:
+    found = set()
+    for child in kind.__subclasses__():
+        if child not in found:
+            found |= {child} | _kinds_of(child)
+    return found
 
 
 def made_by(model_fn: Callable[[], Any]) -> SiloModel:
