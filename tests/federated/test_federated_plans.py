@@ -383,3 +383,13 @@ def test_a_central_sum_of_sampled_people_counts_their_items():
     law = np.outer([0.75, 0.25], [0.75, 0.25]).ravel()
     event = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(5.0, [0.0, 2.0, 1.0, 3.0], law)
     assert plan.epsilon() == pytest.approx(accounting.epsilon(event, 4, delta=DELTA), rel=2e-3)
+
+
+def test_silos_are_in_ascending_order_and_none_has_the_name_of_another():
+    assert sdp.SiloStats.from_ids([1, 2, 3, 4], ["c", "a", "b", "a"]).names == ("a", "b", "c")
+    assert sdp.SiloStats.from_ids([1, 2, 1, 4], [9, 10, 2, 2]).silo(0).n_items == 2
+    twins = sdp.SiloStats.from_counts(np.ones((4, 2), int), [1, "1"])
+    with pytest.raises(ValueError, match="equal as text"):
+        sdp.federated.plan(
+            sdp.ItemDP(1.0), sdp.PoissonItems(1), twins, rounds=1, noise_multiplier=1.0
+        )

@@ -2,6 +2,7 @@
 """What happens in the course of a run: silos that are absent, used-up rounds, checkpoints, bad data."""
 
 import collections
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import tensorflow_federated as tff
 
 import tf_subjectdp as sdp
 from tf_subjectdp import accounting
+from tf_subjectdp.federated import silo_data
 
 DELTA = 1e-3
 
@@ -18,12 +20,14 @@ DELTA = 1e-3
 def make(federation, model_fn):
     """A process; the plans of one module share what they can."""
 
-    def build(algorithm=None, sampling=None, silo=model_fn, optimizers=None, **options):
+    def build(
+        algorithm=None, sampling=None, silo=model_fn, optimizers=None, counts=True, **options
+    ):
         options = {"rounds": 6, "noise_multiplier": 0.0, "delta": DELTA, **options}
         algorithm = algorithm or sdp.HiGradAvg(0.7)
         sampling = federation.full_batches() if sampling is None else sampling
         plan = sdp.federated.plan(algorithm, sampling, federation.stats, **options)
-        return sdp.federated.build_process(silo, plan, **(optimizers or {}))
+        return sdp.federated.build_process(silo, plan, counts=counts, **(optimizers or {}))
 
     return build
 
@@ -275,8 +279,10 @@ def test_a_fixed_size_needs_the_planned_number_of_items(make, federation):
     _, metrics = process.next(process.initialize(), federation.datasets())
     assert metrics["silos"]["items"] == 16
     keep = np.arange(96) != 5
-    with pytest.raises(Exception, match="the plan was made for"):
+    before = process.spent(process.initialize())
+    with pytest.raises(ValueError, match="batches of a fixed size depend on that number"):
         process.next(process.initialize(), federation.datasets(keep))
+    assert process.spent(process.initialize()) == before
 
 
 def test_each_silo_may_sample_in_its_own_way(make, federation):
@@ -373,6 +379,13 @@ def test_what_builds_no_process_is_refused_with_a_pointer(
         )
 
     refused("has regularisers", ValueError, make, silo=regularised)
+    refused("must be a function from an array", TypeError, make, optimizers={"id_key": "as_text"})
+
+    def double():
+        net = [tf.keras.Input([3]), tf.keras.layers.Dense(2, dtype="float64")]
+        return sdp.federated.KerasSilo(tf.keras.Sequential(net), "mse", spec)
+
+    refused("silos train float32 weights", ValueError, make, silo=double)
 
     def batch_norm():
         model = tf.keras.Sequential(
@@ -381,6 +394,167 @@ def test_what_builds_no_process_is_refused_with_a_pointer(
         return sdp.federated.KerasSilo(model, "mse", spec)
 
     refused("normalises over the items of a batch", ValueError, make, silo=batch_norm)
+
+
+class KeepsAMean(tff.learning.models.VariableModel):
+    """Its loss looks at a mean of all rows that came before."""
+
+    def __init__(self):
+        self._weights = tf.Variable(tf.zeros([3]))
+        self._mean = tf.Variable(0.0, trainable=False)
+
+    def forward_pass(self, batch_input, training=True):
+        rows = batch_input["x"]
+        self._mean.assign(0.5 * self._mean + 100.0 * tf.reduce_mean(rows))
+        output = tf.linalg.matvec(rows, self._weights) * self._mean
+        wanted = tf.cast(batch_input["y"], tf.float32)
+        loss = tf.reduce_mean(tf.square(output - wanted))
+        return tff.learning.models.BatchOutput(loss=loss, predictions=output, num_examples=1)
+
+    predict_on_batch = report_local_unfinalized_metrics = reset_metrics = None
+    metric_finalizers = None
+    trainable_variables = property(lambda self: [self._weights])
+    non_trainable_variables = property(lambda self: [])
+    local_variables = property(lambda self: [])
+    input_spec = property(
+        lambda self: collections.OrderedDict(
+            x=tf.TensorSpec([None, 3], tf.float32), y=tf.TensorSpec([None], tf.int64)
+        )
+    )
+
+
+def test_what_a_model_keeps_of_one_row_does_not_meet_the_next(make, federation):
+    process = make(silo=KeepsAMean, sampling=federation.full_batches())
+    keep = federation.subject != 3
+    start = process.initialize()
+    found = [
+        moved(process, start, process.next(start, data).state)[0]
+        for data in (federation.datasets(), federation.datasets(keep))
+    ]
+    # Every other person adds the same as before.
+    bound = sum(
+        0.7 / process.plan.divisors[i] / 4 for i in range(4) if federation.rows_of(i, ~keep).any()
+    )
+    assert 0 < np.linalg.norm(found[0] - found[1]) <= bound * (1 + 1e-5)
+
+
+def test_a_layer_with_a_running_statistic_is_refused(make, spec):
+    class Running(tf.keras.layers.Layer):
+        def build(self, shape):
+            self.kept = self.add_weight("kept", [], trainable=False)
+
+        def call(self, inputs):
+            self.kept.assign_add(tf.reduce_mean(inputs))
+            return inputs
+
+    def silo():
+        layers = [tf.keras.Input([3]), Running(), tf.keras.layers.Dense(2)]
+        return sdp.federated.KerasSilo(tf.keras.Sequential(layers), "mse", spec)
+
+    refused("in training the model writes to", ValueError, make, silo=silo)
+
+
+def test_only_sums_that_add_up_where_noises_must(make, federation):
+    def secure(bound):
+        factory = tff.aggregators.SecureSumFactory(upper_bound_threshold=bound)
+        return {"optimizers": {"sum_factory": factory}}
+
+    sigma = {"noise_multiplier": 4.0}
+    needed = max((f.n_items + 9.5 * 4.0) * 0.7 / f.batch_size for f in make(**sigma).plan.facts)
+    make(view="average", **sigma, **secure(needed * 1.001))
+    refused(
+        "may cut off a silo's noise",
+        ValueError,
+        make,
+        view="average",
+        **sigma,
+        **secure(needed * 0.999),
+    )
+    make(view="updates", **sigma, **secure(0.01))
+    make(noise_at="server", **sigma, **secure(0.01))
+    zeroing = {"sum_factory": tff.aggregators.zeroing_factory(9.0, tff.aggregators.SumFactory())}
+    for where in ({"noise_at": "server"}, {"view": "average"}):
+        refused("not known to add up", ValueError, make, optimizers=zeroing, **sigma, **where)
+    mean = {"sum_factory": tff.aggregators.UnweightedMeanFactory()}
+    refused("the plan's constant does that", TypeError, make, optimizers=mean)
+
+
+def test_counts_can_be_left_out_and_the_statement_says_what_the_server_sees(make, federation):
+    process = make(counts=False)
+    assert "without noise" not in process.statement(process.initialize())
+    output = process.next(process.initialize(), federation.datasets())
+    assert output.metrics["took_part"].tolist() == [1] * 4
+    assert all(np.all(np.asarray(v) == 0) for v in output.metrics["silos"].values())
+    loud = make()
+    assert "without noise" in " ".join(loud.statement(loud.initialize()).split())
+
+
+def test_rounds_of_several_threads_are_all_counted(noisy, federation):
+    process = noisy()
+    state, data = process.initialize(), federation.datasets()
+    together = threading.Barrier(6)
+
+    def round_(errors):
+        together.wait()
+        try:
+            process.next.run(state, data, lambda s, e: Output(s))
+        except ValueError as error:
+            errors.append(str(error))
+
+    errors = []
+    threads = [threading.Thread(target=round_, args=(errors,)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert process.spent(state).rounds == 4 and len(errors) == 2
+    assert all("used up" in error for error in errors)
+
+
+class Output(collections.namedtuple("Output", ["state"])):
+    """What a round returns, of which the state alone matters here."""
+
+
+def test_another_run_on_the_same_people_is_counted_beside(noisy, federation):
+    data = federation.datasets()
+    first, second = noisy(), noisy()
+    one, other = first.initialize(), second.initialize()
+    for _ in range(2):
+        one, _ = first.next(one, data)
+    other, _ = second.next(other, data)
+    assert second.spent(one).rounds == 3 and first.spent(one).rounds == 2
+    joined, _ = second.next(one, data)
+    assert second.spent(joined).rounds == sdp.federated.spent_in(joined).rounds == 4
+    assert second.spent(one).rounds == 4  # known by now
+
+
+def test_a_state_of_another_plan_has_no_epsilon_here(noisy, quiet):
+    for asked in (quiet.epsilon, quiet.statement, quiet.spent):
+        with pytest.raises(ValueError, match="made under another plan"):
+            asked(noisy().initialize())
+
+
+def test_whoever_calls_the_computation_itself_is_held_to_the_plan(noisy, federation):
+    process = noisy()
+    spec = process.parts.input_spec
+    entry = silo_data.tagged(0, silo_data.silo_tensors(federation.arrays(0), spec, "0"))
+    state = process.initialize()
+    with pytest.raises(Exception, match="not one of the plan"):
+        process.next.computation(state, [entry, entry])
+    for _ in range(4):
+        state, _ = process.next.computation(state, [entry])
+    assert process.spent(state) == (4, (4, 0, 0, 0))
+    with pytest.raises(Exception, match="not one of the plan"):
+        process.next.computation(state, [entry])
+
+
+def test_an_asynchronous_context_of_tff_serves_as_well(noisy, federation):
+    process = noisy()
+    state = process.initialize()
+    context = tff.backends.native.create_async_local_cpp_execution_context()
+    with tff.framework.get_context_stack().install(context):
+        output = run(process.next(state, federation.datasets()))
+    assert sdp.federated.spent_in(output.state).rounds == 1
 
 
 def test_bad_data_are_refused_before_anything_is_spent(quiet, federation):
@@ -397,6 +571,8 @@ def test_bad_data_are_refused_before_anything_is_spent(quiet, federation):
         ({"0": {**good, "subject_id": good["subject_id"][1:]}}, "subject ids"),
         ({"0": {**good, "subject_id": [None] * len(good["y"])}}, "silo '0'"),
         ({"0": 3}, "of type int"),
+        ({"0": good, 0: good}, "two entries are of one silo"),
+        ({"0": tf.data.Dataset.from_tensor_slices(good).repeat()}, "never ends"),
         (good["x"], "pass a list with one dataset a silo"),
     ):
         with pytest.raises((ValueError, TypeError), match=match):

@@ -92,6 +92,11 @@ def plan(
     ):
         if value not in known:
             raise ValueError(f"{name}={value!r} is unknown; use one of {known}.")
+    if len({str(name) for name in stats.names}) < stats.n_silos:
+        raise ValueError(
+            f"the silos {list(stats.names)} have names that are equal as text; rename them, so that "
+            "nobody takes one for the other."
+        )
     cap = check_cap("max_items_per_subject", max_items_per_subject)
     if cap is not None:
         stats = stats.bounded(cap)

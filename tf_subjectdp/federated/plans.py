@@ -240,11 +240,13 @@ class FederatedPlan:
         """32 hexadecimal digits that tell plans apart."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:32]
 
-    def statement(self, *, delta: float | None = None, spent: Spent | None = None) -> str:
+    def statement(
+        self, *, delta: float | None = None, spent: Spent | None = None, counts: bool = True
+    ) -> str:
         """Plain sentences on what the run protects, from whom, and what it does not."""
         from tf_subjectdp.federated.statement import federated_statement
 
-        return federated_statement(self, delta=delta, spent=spent)
+        return federated_statement(self, delta=delta, spent=spent, counts=counts)
 
     def __str__(self) -> str:
         rates = sorted(facts.rate for facts in self.facts)

@@ -5,9 +5,7 @@ Knows TFF, the plan and the silo's work; imports the rest of `federated`. TFF's 
 broadcast, its aggregators add up, its finaliser applies the server's optimizer.
 """
 
-import atexit
 import collections
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,147 +13,16 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_subjectdp.federated import randomness, server, silo_data, silo_model
+from tf_subjectdp.federated import randomness, server, silo_model
 from tf_subjectdp.federated.client_work import SiloWork
+from tf_subjectdp.federated.learning_process import FederatedProcess, NextRound, Parts
 from tf_subjectdp.federated.optimizers import as_tff_optimizer, is_plain_sgd
-from tf_subjectdp.federated.plans import FederatedPlan, Spent
-from tf_subjectdp.federated.spending import Spending, spent_in
+from tf_subjectdp.federated.plans import FederatedPlan
+from tf_subjectdp.federated.spending import Spending
 
-
-class _Ended(tff.framework.SyncContext):
-    """Takes the place of TFF's context when the interpreter ends."""
-
-    def invoke(self, comp, arg):
-        raise RuntimeError("the interpreter is ending")
-
-
-# TFF ends its local worker when its context is dropped, which is too late at the interpreter's end: a
-# worker then lives on, and holds whatever its output goes to.
-atexit.register(lambda: tff.framework.set_default_context(_Ended()))
+__all__ = ["FederatedProcess", "NextRound", "Parts", "build_process"]
 
 _State = tff.learning.templates.LearningAlgorithmState
-
-
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """The computations a process is made of; a silo's and the server's may run on unlike machines.
-
-    Attributes:
-      silo_round: (weights, silo's data) -> what the silo reports; unplaced.
-      finish: (state@SERVER, {reports}@CLIENTS) -> LearningProcessOutput.
-      input_spec: (x, y) of the model.
-    """
-
-    silo_round: tff.Computation
-    finish: tff.Computation
-    input_spec: Any
-
-
-class FederatedProcess(tff.learning.templates.LearningProcess):
-    """A learning process over silos; made by `build_process`.
-
-        state = process.initialize()
-        for _ in range(plan.rounds):
-            state, metrics = process.next(state, silo_datasets)
-        process.epsilon(state)
-
-    Attributes:
-      plan: the plan.
-      parts: the computations that it is made of.
-      id_key: see `build_process`.
-    """
-
-    def __init__(self, plan: FederatedPlan, parts: Parts, id_key: Callable | None, *computations):
-        super().__init__(*computations)
-        self.plan = plan
-        self.parts = parts
-        self.id_key = id_key
-        self.spending = Spending(plan)
-        self._next = NextRound(self, super().next)
-
-    @property
-    def next(self) -> "NextRound":
-        """(state, silos' data) -> (state, metrics): one round; see `NextRound`."""
-        return self._next
-
-    def epsilon(self, state: Any, delta: float | None = None) -> float:
-        """epsilon of the costliest subject after the rounds that led to `state`, from above."""
-        return self.plan.epsilon(delta, spent=self.spent(state))
-
-    def spent(self, state: Any) -> Spent:
-        """What was released: what the state says, and no less than what this process did."""
-        return self.spending.at_least(spent_in(state))
-
-    def count_lost_rounds(self, spent: Spent) -> None:
-        """Counts rounds that were run and whose state was lost, in a crash say; never lowers a count.
-
-        Args:
-          spent: all that was released since the run began, e.g. from the last line of a log.
-        """
-        self.spending.raise_to(spent)
-
-    def statement(self, state: Any, delta: float | None = None) -> str:
-        """Plain sentences on what the run so far protects, and what it does not."""
-        return self.plan.statement(delta=delta, spent=self.spent(state))
-
-
-class NextRound:
-    """One round of a `FederatedProcess`, called like the TFF computation that it wraps.
-
-    Attributes:
-      computation: the TFF computation, whose second argument has one entry a silo: its number, its
-        rows, and a number for the person of each row.
-    """
-
-    def __init__(self, process: FederatedProcess, computation: tff.Computation):
-        self._process = process
-        self.computation = computation
-
-    @property
-    def type_signature(self) -> Any:
-        """That of the computation."""
-        return self.computation.type_signature
-
-    def __call__(self, state: Any, silo_datasets: Any) -> Any:
-        """Runs a round.
-
-        Args:
-          state: from `initialize`, the last round, or a checkpoint.
-          silo_datasets: one entry a silo in the order of the plan's names (None where a silo is
-            absent), or a dict by name of the silos that take part. Each an unbatched `tf.data.Dataset` of
-            OrderedDict(x=, y=, subject_id=), or such a dict of arrays. Of more silos than the plan has a
-            round, those with the fewest rounds so far take part.
-
-        Returns:
-          `LearningProcessOutput(state, metrics)`. The metrics look at the data and are not private.
-
-        Raises:
-          ValueError: fewer silos than `minimum_silos`, planned rounds that are used up, or data or a
-            state that do not fit. Nothing was computed then, and nothing is spent.
-        """
-        return self.run(state, silo_datasets, self.computation)
-
-    def run(self, state: Any, silo_datasets: Any, compute: Callable[[Any, list], Any]) -> Any:
-        """`__call__` with another way of computing: (state, entries of silos) -> output."""
-        process = self._process
-        plan = process.plan
-        present = silo_data.present_silos(silo_datasets, plan.names)
-        spent = process.spending.check(state)
-        chosen = process.spending.choose(sorted(present), spent)
-        entries = [
-            silo_data.tagged(
-                i,
-                silo_data.silo_tensors(
-                    present[i], process.parts.input_spec, plan.names[i], process.id_key
-                ),
-            )
-            for i in chosen
-        ]
-        # Counted before anything is released: a round that fails half-way was perhaps seen.
-        state = process.spending.begin(state, spent, chosen)
-        output = compute(state, entries)
-        # A silo that was asked and did not report is counted too.
-        return output._replace(state=process.spending.lifted(output.state))
 
 
 def build_process(
@@ -166,6 +33,7 @@ def build_process(
     server_optimizer: Any = None,
     sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
     id_key: Callable[[np.ndarray], np.ndarray] | None = None,
+    counts: bool = True,
 ) -> FederatedProcess:
     """Builds the process of a plan.
 
@@ -179,6 +47,8 @@ def build_process(
       sum_factory: adds up the silos' updates; `tff.aggregators.SumFactory()` by default, or e.g.
         `tff.aggregators.SecureSumFactory(upper_bound_threshold=8.0)`.
       id_key: maps an array of a silo's ids to the ids that count; see `silo_data.silo_tensors`.
+      counts: whether silos report counts beside their update (items, loss, clipped terms, ...), which
+        go to the server without noise; False where the server may not see them.
 
     Returns:
       A `FederatedProcess`, which is a `tff.learning.templates.LearningProcess`.
@@ -207,6 +77,13 @@ def build_process(
             "view='average' counts on noises that add up, which holds for plain SGD in the silos only; "
             "use client_optimizer=SGD(...), and momentum or Adam at the server."
         )
+    factory = sum_factory or tff.aggregators.SumFactory()
+    server.check_sum_factory(plan, factory, in_silos)
+    if id_key is not None and not callable(id_key):
+        raise TypeError(
+            f"id_key={id_key!r} must be a function from an array of ids to an array of ids, e.g. "
+            "tf_subjectdp.federated.as_text."
+        )
     with silo_model.kept_keras_classes(), tf.Graph().as_default():
         model = silo_model.made_by(model_fn)
         penalised = bool(model.penalties())
@@ -224,12 +101,13 @@ def build_process(
             plan,
             client=in_silos,
             server_optimizer=at_server,
-            sum_factory=sum_factory or tff.aggregators.SumFactory(),
+            sum_factory=factory,
             weights_type=weights_type,
             input_spec=input_spec,
             penalised=penalised,
+            counts=counts,
         )
-    return FederatedProcess(plan, parts, id_key, *computations)
+    return FederatedProcess(plan, parts, id_key, counts, *computations)
 
 
 def _type_of(spec: tf.TensorSpec) -> tff.TensorType:
@@ -238,7 +116,16 @@ def _type_of(spec: tf.TensorSpec) -> tff.TensorType:
 
 
 def _computations(
-    model_fn, plan, *, client, server_optimizer, sum_factory, weights_type, input_spec, penalised
+    model_fn,
+    plan,
+    *,
+    client,
+    server_optimizer,
+    sum_factory,
+    weights_type,
+    input_spec,
+    penalised,
+    counts,
 ) -> tuple[Parts, Sequence[tff.Computation]]:
     kernel = randomness.kernel_entropy_is_there()
     x_type, y_type = tf.nest.map_structure(_type_of, input_spec)
@@ -260,9 +147,11 @@ def _computations(
         def run(trainable, frozen, data):
             return work(trainable, frozen, data)
 
-        update, counts = run(list(weights.trainable), list(weights.non_trainable), data)
+        update, found = run(list(weights.trainable), list(weights.non_trainable), data)
+        if not counts:
+            found = tf.nest.map_structure(tf.zeros_like, found)
         took_part = tf.one_hot(data["silo"], plan.n_silos, dtype=tf.int64)
-        return collections.OrderedDict(update=list(update), counts=counts, took_part=took_part)
+        return collections.OrderedDict(update=list(update), counts=found, took_part=took_part)
 
     @tff.tensorflow.computation
     def initial_weights():
@@ -278,7 +167,12 @@ def _computations(
     finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
         server_optimizer, weights_type
     )
-    spending_type = Spending.state_type(plan)
+
+    @tff.tensorflow.computation
+    def initial_spending():
+        return Spending.initial(plan, randomness.silo_seed(kernel)[0])
+
+    spending_type = initial_spending.type_signature.result
 
     @tff.federated_computation()
     def initialize():
@@ -286,7 +180,7 @@ def _computations(
             _State(
                 tff.federated_eval(initial_weights, tff.SERVER),
                 tff.federated_value((), tff.SERVER),
-                tff.federated_value(Spending.initial(plan), tff.SERVER),
+                tff.federated_eval(initial_spending, tff.SERVER),
                 average.initialize(),
                 finalizer.initialize(),
             )
@@ -297,11 +191,24 @@ def _computations(
 
     @tff.tensorflow.computation(spending_type, spending_type["of_silos"])
     def counted(spending, took_part):
-        return collections.OrderedDict(
-            plan=spending["plan"],
-            rounds=spending["rounds"] + 1,
-            of_silos=spending["of_silos"] + took_part,
+        rounds, of_silos = spending["rounds"] + 1, spending["of_silos"] + took_part
+        # Whoever calls the computation itself is held to the plan, too.
+        planned = (
+            (tf.reduce_max(took_part) <= 1)
+            & (tf.reduce_sum(took_part) <= plan.silos_per_round)
+            & (rounds <= plan.rounds)
+            & (tf.reduce_max(of_silos) <= plan.rounds_of_a_silo)
         )
+        check = tf.debugging.Assert(
+            planned, ["This round is not one of the plan: silos", took_part, "rounds", rounds]
+        )
+        with tf.control_dependencies([check]):
+            return collections.OrderedDict(
+                plan=spending["plan"],
+                run=spending["run"],
+                rounds=tf.identity(rounds),
+                of_silos=tf.identity(of_silos),
+            )
 
     @tff.federated_computation(state_type, reports_type)
     def finish(state, reports):

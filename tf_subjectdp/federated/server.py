@@ -5,7 +5,9 @@ Knows the plan and TFF's aggregators; imports `algorithms`' noise. The divisors 
 a silo that is missing makes the average smaller, never another number to divide by.
 """
 
+import numbers
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -14,6 +16,79 @@ from tf_subjectdp.algorithms import add_gaussian_noise
 from tf_subjectdp.federated import silo_model
 from tf_subjectdp.federated.plans import FederatedPlan
 from tf_subjectdp.federated.randomness import silo_seed
+
+# A float32 normal is never larger, see `algorithms.normals`.
+_MOST_SIGMAS = 9.5
+
+
+def check_sum_factory(plan: FederatedPlan, factory: Any, client: Any) -> None:
+    """Refuses what would make of the silos' sum something else than the accountant counts on.
+
+    A secure sum cuts every coordinate to its thresholds. That moves no two sums apart; but noise that is
+    cut off protects nobody, and where noises add up, all of it is counted on.
+
+    Args:
+      plan: the plan.
+      factory: what adds up.
+      client: the silos' optimizer.
+
+    Raises:
+      TypeError: the factory makes no sum without weights.
+      ValueError: it is not known to add up, or its threshold is too small, where that matters.
+    """
+    if not isinstance(factory, tff.aggregators.UnweightedAggregationFactory):
+        raise TypeError(
+            f"sum_factory is of type {type(factory).__name__}; pass e.g. tff.aggregators.SumFactory() or "
+            "tff.aggregators.SecureSumFactory(...): a sum, without weights of its own."
+        )
+    if type(factory) is tff.aggregators.SumFactory:
+        return
+    if type(factory) is tff.aggregators.UnweightedMeanFactory:
+        raise TypeError(
+            "sum_factory=UnweightedMeanFactory divides by the number of silos that are there; the plan's "
+            "constant does that. Pass tff.aggregators.SumFactory()."
+        )
+    if plan.noise_at == "silo" and plan.view == "updates":
+        return  # every silo's update is noised already
+    threshold = _constant_threshold(factory)
+    if threshold is None:
+        raise ValueError(
+            f"sum_factory={type(factory).__name__} is not known to add up what silos send as it is, "
+            f"which noise_at={plan.noise_at!r} with view={plan.view!r} counts on; pass SumFactory(), or "
+            "SecureSumFactory(upper_bound_threshold=) with a number."
+        )
+    if plan.noise_at == "silo":
+        needed = _largest_coordinate(plan, client)
+        if threshold < needed:
+            raise ValueError(
+                f"SecureSumFactory(upper_bound_threshold={threshold:g}) may cut off a silo's noise, "
+                f"which view='average' counts on; use at least {needed:.6g}."
+            )
+
+
+def _constant_threshold(factory: Any) -> float | None:
+    """The bound to which a secure sum cuts either side; None if it adapts, or is no secure sum."""
+    if type(factory) is not tff.aggregators.SecureSumFactory:
+        return None
+    upper = getattr(factory, "_upper_bound_threshold", None)
+    lower = getattr(factory, "_lower_bound_threshold", None)
+    lower = -upper if lower is None and isinstance(upper, numbers.Real) else lower
+    if not all(isinstance(bound, numbers.Real) for bound in (upper, lower)):
+        return None
+    return float(min(upper, -lower))
+
+
+def _largest_coordinate(plan: FederatedPlan, client: Any) -> float:
+    """The most that a coordinate of a silo's update can be: all terms one way, and noise on top."""
+    state = client.initialize(tf.TensorSpec([], tf.float32))
+    rate = abs(float(client.next(state, tf.constant(0.0), tf.constant(1.0))[1]))
+    most = [
+        weight * (facts.n_items + _MOST_SIGMAS * sigma) * plan.algorithm.clip_norm / divisor
+        for weight, facts, sigma, divisor in zip(
+            plan.weights, plan.facts, plan.noise_multipliers, plan.divisors, strict=True
+        )
+    ]
+    return rate * max(most)
 
 
 def averaging(
@@ -35,16 +110,7 @@ def averaging(
 
     Returns:
       A process whose `next` takes (state, {update}@CLIENTS, weights@SERVER).
-
-    Raises:
-      TypeError: `sum_factory` makes no unweighted aggregation.
     """
-    if not isinstance(sum_factory, tff.aggregators.UnweightedAggregationFactory):
-        raise TypeError(
-            f"sum_factory is of type {type(sum_factory).__name__}; pass e.g. "
-            "tff.aggregators.SumFactory() or tff.aggregators.SecureSumFactory(...): a sum, without "
-            "weights of its own."
-        )
     update_type = weights_type.trainable
     added = sum_factory.create(tff.types.to_type(list(update_type)))
     central = plan.noise_at == "server"

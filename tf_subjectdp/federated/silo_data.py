@@ -6,6 +6,8 @@ are: raw ids go no further.
 """
 
 import collections
+import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,10 @@ from tf_subjectdp.sampling import encode_ids
 _KEYS = ("x", "y", "subject_id")
 # All rows of a silo are one batch.
 _ALL_ROWS = 2**31 - 1
+# What TFF sends to a worker in one message ends at 2 GB.
+_MOST_BYTES = 1.5 * 2**30
+
+_log = logging.getLogger("tf_subjectdp")
 
 
 def present_silos(given: Any, names: Sequence[str]) -> dict[int, Any]:
@@ -36,6 +42,8 @@ def present_silos(given: Any, names: Sequence[str]) -> dict[int, Any]:
         unknown = [key for key in given if str(key) not in number]
         if unknown:
             raise ValueError(f"there are no silos {unknown}; the plan has {list(names)}.")
+        if len({str(key) for key in given}) < len(given):
+            raise ValueError(f"two entries are of one silo: {list(given)}; pass one a silo.")
         found = {number[str(key)]: data for key, data in given.items()}
     elif isinstance(given, Sequence) and not isinstance(given, (str, bytes)):
         if len(given) != len(names):
@@ -78,6 +86,7 @@ def silo_tensors(
     elif isinstance(data, Mapping):
         _check_keys(data, name)
         x, y, ids = (data[key] for key in _KEYS)
+        x, y = (np.asarray(part) if isinstance(part, list) else part for part in (x, y))
     else:
         raise TypeError(
             f"the data of silo {name!r} are of type {type(data).__name__}: pass an unbatched "
@@ -85,6 +94,7 @@ def silo_tensors(
         )
     ids = id_array(ids)
     rows = ids.shape[0] if ids.ndim else -1
+    _check_size((x, y), name)
     parts = [_fitted(part, spec, rows, name) for part, spec in zip((x, y), input_spec, strict=True)]
     codes = np.zeros(0, np.int64)
     if rows:
@@ -96,6 +106,43 @@ def silo_tensors(
     if codes.size != rows:
         raise ValueError(f"silo {name!r}: id_key returned {codes.size} ids for {rows} rows.")
     return {"x": parts[0], "y": parts[1], "subject": tf.constant(codes, tf.int64)}
+
+
+def check_rows(subject: np.ndarray, plan: Any, silo: int) -> None:
+    """Holds a silo's rows against what the plan was made for.
+
+    Args:
+      subject: the person of each row, numbered from 0.
+      plan: the `FederatedPlan`.
+      silo: number of the silo.
+
+    Raises:
+      ValueError: batches of a fixed size with another number of items; more items than an average
+        counts on; or a table that is too large to be sent.
+    """
+    facts = plan.facts[silo]
+    items = int(np.minimum(np.bincount(subject), facts.max_items).sum()) if subject.size else 0
+    if items == facts.n_items:
+        return
+    message = (
+        f"silo {plan.names[silo]!r} has {items} items (at most {facts.max_items} a subject) and the plan "
+        f"was made for {facts.n_items}"
+    )
+    if facts.scheme == "fixed_size":
+        raise ValueError(
+            f"{message}: batches of a fixed size depend on that number; plan with its stats."
+        )
+    if plan.view == "average" and items > facts.n_items:
+        raise ValueError(f"{message}: a secure sum could cut off its noise; plan with its stats.")
+    _warn_once(
+        f"{message}; the plan's rate and divisor stay as they are. Are the silos in the order of the "
+        f"plan's names, {list(plan.names)}?"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_once(message: str) -> None:
+    _log.warning(message)
 
 
 def _check_keys(found: Mapping, name: str) -> None:
@@ -114,6 +161,11 @@ def _read(dataset: tf.data.Dataset, input_spec: Any, name: str) -> tuple[Any, An
             "subject_id=)."
         )
     _check_keys(spec, name)
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            f"the dataset of silo {name!r} never ends; leave out repeat(): a silo's rows are read once a "
+            "round, and the plan says how often they are drawn."
+        )
     if spec["subject_id"].shape.rank != 0:
         raise ValueError(
             f"the dataset of silo {name!r} has subject_id of shape {spec['subject_id'].shape}: it is "
@@ -157,6 +209,16 @@ def _fitted(part: Any, spec: Any, rows: int, name: str) -> Any:
             )
         leaves.append(tensor)
     return tf.nest.pack_sequence_as(spec, leaves)
+
+
+def _check_size(parts: Any, name: str) -> None:
+    size = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(parts) if hasattr(leaf, "shape"))
+    if size > _MOST_BYTES:
+        raise ValueError(
+            f"silo {name!r} has {size / 2**30:.1f} GiB of rows, which go to its computation in every "
+            f"round; at most {_MOST_BYTES / 2**30:g} GiB can. Keep rows small (ids instead of one-hot "
+            "columns, float16 or uint8 that the model casts), or bound them with max_items_per_subject."
+        )
 
 
 def _structure(nest: Any) -> str:

@@ -45,6 +45,7 @@ class KerasSilo:
         self.input_spec = split_spec(input_spec)
         if not model.built:
             model(tf.nest.map_structure(_zero_rows, self.input_spec[0]))
+        validation.check_forward_pass(model, self.input_spec[0])
         self.loss = ItemLoss(loss, None, getattr(model, "output_names", None) or ())
 
     @property
@@ -106,6 +107,18 @@ class VariableModelSilo:
         self.input_spec = split_spec(model.input_spec)
         self.trainable_variables = list(model.trainable_variables)
         self.non_trainable_variables = list(model.non_trainable_variables)
+        self._kept = self._variables_beside_the_trained()
+
+    def _variables_beside_the_trained(self) -> list[Any]:
+        """Whatever the forward pass reads or writes: metrics, running statistics."""
+
+        def forward(x, y):
+            output = self.model.forward_pass(collections.OrderedDict(x=x, y=y), training=True)
+            return output.loss
+
+        graph = tf.function(forward).get_concrete_function(*self.input_spec).graph
+        trained = {id(compat.raw(v)) for v in self.trainable_variables}
+        return [v for v in graph.variables if id(compat.raw(v)) not in trained]
 
     @property
     def options(self) -> clipping.EngineOptions:
@@ -115,12 +128,23 @@ class VariableModelSilo:
     def row_function(self, rows: Any) -> tuple[tf.Tensor, Any]:
         """(x, y) of n rows to (losses [n], ()), each row a batch of its own."""
 
+        # What the model keeps of one row must not meet the next: a person would move everybody's loss.
+        before = [tf.identity(v) for v in self._kept]
+
+        def forget():
+            for variable, value in zip(self._kept, before, strict=True):
+                variable.assign(value)
+
         def loss_of(row):
             x, y = tf.nest.map_structure(lambda t: t[tf.newaxis], row)
             output = self.model.forward_pass(collections.OrderedDict(x=x, y=y), training=True)
-            return tf.reshape(tf.cast(output.loss, tf.float32), [])
+            loss = tf.reshape(tf.cast(output.loss, tf.float32), [])
+            with tf.control_dependencies([loss]):
+                forget()
+            return loss
 
-        return tf.map_fn(loss_of, rows, fn_output_signature=tf.float32), ()
+        losses = tf.map_fn(loss_of, rows, fn_output_signature=tf.float32, parallel_iterations=1)
+        return losses, ()
 
     def penalties(self) -> list[tf.Tensor]:
         """None: see the constructor."""
@@ -179,6 +203,12 @@ def made_by(model_fn: Callable[[], Any]) -> SiloModel:
                 "tff.learning.models.VariableModel."
             )
         model = VariableModelSilo(model)
+    for variable in model.trainable_variables:
+        if variable.dtype != tf.float32:
+            raise ValueError(
+                f"the weight {variable.name} is {variable.dtype.name}; silos train float32 weights. Use "
+                'dtype="float32", or mixed precision ("mixed_float16"), whose weights are float32.'
+            )
     if not model.trainable_variables:
         raise ValueError("the model has no trainable weights; nothing can be trained.")
     if not tf.executing_eagerly() and any(

@@ -23,9 +23,18 @@ _VIEWS = {
     ),
 }
 
+_COUNTS = (
+    " NOT as far as metrics go: silos report counts beside their updates (items, people, loss, clipped "
+    "terms, norms) to the server, without noise; build_process(..., counts=False) leaves them out."
+)
+
 
 def federated_statement(
-    plan: FederatedPlan, *, delta: float | None = None, spent: Spent | None = None
+    plan: FederatedPlan,
+    *,
+    delta: float | None = None,
+    spent: Spent | None = None,
+    counts: bool = True,
 ) -> str:
     """The statement for a run of a plan.
 
@@ -33,6 +42,7 @@ def federated_statement(
       plan: the plan.
       delta: None takes the plan's.
       spent: what was released; None for all that is planned: a statement of intent, not of a run.
+      counts: whether silos report counts beside their updates.
 
     Returns:
       Text of several paragraphs.
@@ -45,17 +55,19 @@ def federated_statement(
     paragraphs = [f"PRIVACY STATEMENT ({name} over {plan.n_silos} silos, {length})"]
     if not plan.is_private:
         paragraphs.append(
-            "NOT PRIVATE: there is a silo without noise. Nothing below protects anybody; epsilon is "
-            "infinite."
+            "NOT PRIVATE: there is no noise, or none in one of the silos; whoever is in such a silo "
+            "that took part is not protected, and the figure below is infinite."
         )
     epsilon = rounded_up(plan.epsilon(delta, spent=spent))
     paragraphs += [
         _promise(plan, epsilon, delta),
-        f"From whom: {_VIEWS[plan.noise_at, plan.view if plan.noise_at == 'silo' else 'updates']}.",
+        f"From whom: {_VIEWS[plan.noise_at, plan.view if plan.noise_at == 'silo' else 'updates']}."
+        + (_COUNTS if counts else ""),
         _silos(plan, spent),
         _noise(plan),
         _constants(plan),
-        not_covered(plan.max_items_per_subject is None, True),
+        not_covered(plan.max_items_per_subject is None, True)[:-1]
+        + "; other runs on the same people's data, whose epsilons add up.",
     ]
     return layout(paragraphs)
 

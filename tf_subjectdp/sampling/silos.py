@@ -30,7 +30,8 @@ class SiloStats:
       counts: `scipy.sparse.csr_array`, int64 of shape [n_subjects, n_silos]: items of a subject in a
         silo; nothing is stored where a subject has none. Rows in the order in which the subjects
         first appear.
-      names: what the silos are called: strings or integers, in the order of the columns.
+      names: what the silos are called: strings or integers, in the order of the columns; ascending
+        where they were read from a column.
       id_dtype: "int64" or "string", what the subject ids were; None where they were not seen.
       cap: the public bound on a subject's items in one silo, see `bounded`; None for none.
     """
@@ -66,6 +67,10 @@ class SiloStats:
         first = np.full(n_silos, silos.size)
         np.minimum.at(first, silos, np.arange(silos.size))
         names = np.asarray(silo_ids, dtype=object)[first]
+        # In ascending order: what a list with one entry a silo will be in.
+        order = np.argsort(names, kind="stable")
+        names, place = names[order], np.argsort(order)
+        silos = place[silos]
         keys, counts = np.unique(subjects * n_silos + silos, return_counts=True)
         return cls._from_sorted(
             keys // n_silos, keys % n_silos, counts, n_subjects, names.tolist(), id_dtype
