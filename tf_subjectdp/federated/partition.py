@@ -120,7 +120,7 @@ def natural(silo_column: Any) -> tuple[np.ndarray, tuple[Any, ...]]:
 
     Returns:
       `(codes, names)`: int64 array [n_rows] with the silo of each row, 0..len(names)-1, and what the
-      silos are called, in the order in which they first appear. None is empty.
+      silos are called, in ascending order, as in `SiloStats.from_ids`. None is empty.
 
     Raises:
       ValueError, TypeError: no rows, or silos that are missing or of a wrong type, by the rules of
@@ -134,7 +134,9 @@ def natural(silo_column: Any) -> tuple[np.ndarray, tuple[Any, ...]]:
         raise type(error)(message.replace("people", "silos")) from None
     first = np.empty(n_silos, np.int64)
     first[codes[::-1]] = np.arange(codes.size)[::-1]
-    return codes, tuple(_plain(name) for name in np.asarray(column)[first].tolist())
+    names = np.asarray(column)[first]
+    order = np.argsort(names, kind="stable")
+    return np.argsort(order)[codes], tuple(_plain(name) for name in names[order].tolist())
 
 
 def small(subject_ids: Any, n_subjects: int = 350) -> np.ndarray:

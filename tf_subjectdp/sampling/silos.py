@@ -67,10 +67,6 @@ class SiloStats:
         first = np.full(n_silos, silos.size)
         np.minimum.at(first, silos, np.arange(silos.size))
         names = np.asarray(silo_ids, dtype=object)[first]
-        # In ascending order: what a list with one entry a silo will be in.
-        order = np.argsort(names, kind="stable")
-        names, place = names[order], np.argsort(order)
-        silos = place[silos]
         keys, counts = np.unique(subjects * n_silos + silos, return_counts=True)
         return cls._from_sorted(
             keys // n_silos, keys % n_silos, counts, n_subjects, names.tolist(), id_dtype
@@ -115,7 +111,11 @@ class SiloStats:
         np.cumsum(np.bincount(rows, minlength=n_subjects), out=starts[1:])
         shape = (int(n_subjects), len(names))
         matrix = sparse.csr_array((counts, columns, starts), shape=shape)
-        return cls(matrix, tuple(names), id_dtype)
+        # Names in ascending order: what a list with one entry a silo will be in.
+        order = sorted(range(len(names)), key=names.__getitem__)
+        matrix = sparse.csr_array(matrix[:, order])
+        matrix.sort_indices()
+        return cls(matrix, tuple(names[i] for i in order), id_dtype)
 
     @property
     def n_items(self) -> int:
