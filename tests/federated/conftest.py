@@ -2,6 +2,7 @@
 """A small federation, and models for its silos."""
 
 import collections
+import contextlib
 import importlib.util
 
 import numpy as np
@@ -89,3 +90,19 @@ def make_keras():
 @pytest.fixture(scope="session")
 def spec():
     return SPEC
+
+
+@pytest.fixture(scope="session")
+def installed():
+    """Installs one of TFF's contexts in a `with`, and ends its worker behind it."""
+    import tensorflow_federated as tff
+
+    from tf_subjectdp.federated.learning_process import end_local_worker
+
+    @contextlib.contextmanager
+    def install(context):
+        with tff.framework.get_context_stack().install(context):
+            yield
+        end_local_worker(context)
+
+    return install

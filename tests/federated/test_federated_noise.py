@@ -72,7 +72,7 @@ def test_no_two_silos_or_rounds_share_noise(reports):
         assert np.intersect1d(a, b).size < WIDTH / 100
 
 
-def test_seeds_in_a_loop_differ_at_each_step_call_and_restart():
+def test_seeds_in_a_loop_differ_at_each_step_call_and_restart(installed):
     @tff.tensorflow.computation
     def seeds():
         def step(number, kept):
@@ -86,8 +86,7 @@ def test_seeds_in_a_loop_differ_at_each_step_call_and_restart():
 
     one = [np.asarray(seeds()) for _ in range(2)]
     # Another worker process: what a restart draws.
-    context = tff.backends.native.create_sync_local_cpp_execution_context()
-    with tff.framework.get_context_stack().install(context):
+    with installed(tff.backends.native.create_sync_local_cpp_execution_context()):
         one += [np.asarray(seeds()) for _ in range(2)]
     words = np.concatenate(one).ravel()
     assert np.unique(words).size == words.size == 128

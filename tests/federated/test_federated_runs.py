@@ -2,6 +2,9 @@
 """What happens in the course of a run: silos that are absent, used-up rounds, checkpoints, bad data."""
 
 import collections
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -311,7 +314,7 @@ def test_momentum_in_silos_and_adam_at_the_server(make, federation):
     assert np.abs(np.abs(first) - 0.1).max() < 1e-3
 
 
-def test_a_secure_sum_is_a_choice(make, quiet, federation):
+def test_a_secure_sum_is_a_choice(make, quiet, federation, installed):
     plain, secure = (
         quiet,
         make(
@@ -320,9 +323,7 @@ def test_a_secure_sum_is_a_choice(make, quiet, federation):
     )
     found = [quiet.next(quiet.initialize(), federation.datasets()).state]
     # TFF's own executor has no secure sums; the one for tests adds up in the clear.
-    with tff.framework.get_context_stack().install(
-        tff.backends.test.create_sync_test_cpp_execution_context()
-    ):
+    with installed(tff.backends.test.create_sync_test_cpp_execution_context()):
         state, metrics = secure.next(secure.initialize(), federation.datasets())
     found.append(state)
     first, second = (
@@ -548,13 +549,37 @@ def test_whoever_calls_the_computation_itself_is_held_to_the_plan(noisy, federat
         process.next.computation(state, [entry])
 
 
-def test_an_asynchronous_context_of_tff_serves_as_well(noisy, federation):
+def test_an_asynchronous_context_of_tff_serves_as_well(noisy, federation, installed):
     process = noisy()
     state = process.initialize()
-    context = tff.backends.native.create_async_local_cpp_execution_context()
-    with tff.framework.get_context_stack().install(context):
+    with installed(tff.backends.native.create_async_local_cpp_execution_context()):
         output = run(process.next(state, federation.datasets()))
     assert sdp.federated.spent_in(output.state).rounds == 1
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_tffs_worker_ends_with_python_also_where_interrupts_are_ignored(tmp_path, ignored):
+    """As under nohup, and in the background jobs of a shell."""
+    code = (
+        "import signal, tf_subjectdp as sdp, tensorflow_federated as tff\n"
+        f"{'signal.signal(signal.SIGINT, signal.SIG_IGN)' if ignored else ''}\n"
+        "sdp.federated.build_process\n"
+        "assert tff.tensorflow.computation(lambda: 3)() == 3\n"
+        "stack = tff.framework.get_context_stack().current.executor_factory._executor_stack_fn\n"
+        "found = [getattr(c.cell_contents, '_process', None) for c in stack.__closure__]\n"
+        "print(*[process.pid for process in found if process])\n"
+        "del stack, found\n"
+    )
+    output = tmp_path / "output"
+    with output.open("w") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=file, stderr=file, check=False, timeout=120
+        )
+    text = output.read_text()
+    assert done.returncode == 0 and "Exception" not in text, text
+    pid = int(text.split()[-1])
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_bad_data_are_refused_before_anything_is_spent(quiet, federation):

@@ -7,6 +7,7 @@ Knows TFF, the plan, what was spent and how silos' data look; `process` builds i
 import atexit
 import dataclasses
 import inspect
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,9 @@ from tf_subjectdp.federated import silo_data
 from tf_subjectdp.federated.plans import FederatedPlan, Spent
 from tf_subjectdp.federated.spending import Spending
 
+# A worker ends at once when it is told to.
+_STOP_S = 5.0
+
 
 class _Ended(tff.framework.SyncContext):
     """Takes the place of TFF's context when the interpreter ends."""
@@ -24,9 +28,35 @@ class _Ended(tff.framework.SyncContext):
         raise RuntimeError("the interpreter is ending")
 
 
-# TFF ends its local worker when its context is dropped, which is too late at the interpreter's end: a
-# worker then lives on, and holds whatever its output goes to.
-atexit.register(lambda: tff.framework.set_default_context(_Ended()))
+def end_local_worker(context: Any) -> None:
+    """Ends the worker process that TFF started for a context, if there is one.
+
+    TFF does so when the context is dropped: at the interpreter's end that is too late, and the worker
+    lives on and holds whatever its output goes to; and it waits without end where interrupts are ignored,
+    as they are under `nohup` and in jobs that a shell runs in the background.
+    """
+    factory = getattr(context, "_executor_factory", None)
+    made_by = getattr(factory, "_executor_stack_fn", None)
+    for cell in getattr(made_by, "__closure__", None) or ():
+        manager = cell.cell_contents
+        process = getattr(manager, "_process", None)
+        if not isinstance(process, subprocess.Popen):
+            continue
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        manager._process = manager._stub = None
+
+
+def _end() -> None:
+    end_local_worker(tff.framework.get_context_stack().current)
+    tff.framework.set_default_context(_Ended())
+
+
+atexit.register(_end)
 
 
 @dataclasses.dataclass(frozen=True)
