@@ -17,7 +17,16 @@ FEATURES, CLASSES = 3, 2
 if importlib.util.find_spec("tensorflow_federated") is None:
     collect_ignore = [
         f"test_federated_{name}.py"
-        for name in ("models", "noise", "optimizers", "process", "remote", "rounds", "runs")
+        for name in (
+            "in_process",
+            "models",
+            "noise",
+            "optimizers",
+            "process",
+            "remote",
+            "rounds",
+            "runs",
+        )
     ]
 
 

@@ -24,12 +24,13 @@ _HOME = {
     "spending": ("epsilon_of", "plan_of", "spent_in"),
     "silo_model": ("KerasSilo",),
     "rounds": ("RoundLog", "round_metrics", "run", "subject_epsilons"),
+    "in_process": ("InProcessSilos",),
     "remote": ("RemoteSiloError", "RemoteSilos"),
     "workers": ("LocalWorkers",),
     "process": ("FederatedProcess", "build_process"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-_NEED_TFF = ("process", "remote", "workers")
+_NEED_TFF = ("in_process", "process", "remote", "workers")
 _SUBMODULES = ("partition",)
 
 __all__ = sorted([*_MODULE_OF, *_SUBMODULES])

@@ -58,6 +58,17 @@ class SiloWork:
         self._plan, self._optimizer, self._model, self._kernel = plan, optimizer, model, kernel
         self._kinds = sorted({type(one) for one in plan.samplings}, key=lambda kind: kind.__name__)
 
+    def input_signature(self) -> list[Any]:
+        """The `tf.TensorSpec`s of what a call takes."""
+        model = self._model
+        x, y = model.input_spec
+        weights, frozen = (
+            [tf.TensorSpec(v.shape, v.dtype) for v in group]
+            for group in (model.trainable_variables, model.non_trainable_variables)
+        )
+        data = {"silo": tf.TensorSpec([], tf.int32), "x": x, "y": y}
+        return [weights, frozen, {**data, "subject": tf.TensorSpec([None], tf.int64)}]
+
     def __call__(self, weights: list[tf.Tensor], frozen: list[tf.Tensor], data: Any) -> Any:
         """One round.
 

@@ -67,11 +67,13 @@ class Parts:
       silo_round: (weights, silo's data) -> what the silo reports; unplaced.
       finish: (state@SERVER, {reports}@CLIENTS) -> LearningProcessOutput.
       input_spec: (x, y) of the model.
+      silo_work: makes the function inside `silo_round`, with a model of its own, where it is called.
     """
 
     silo_round: tff.Computation
     finish: tff.Computation
     input_spec: Any
+    silo_work: Callable[[], Any]
 
 
 class FederatedProcess(tff.learning.templates.LearningProcess):

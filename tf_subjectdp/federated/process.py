@@ -138,10 +138,12 @@ def _computations(
         )
     )
 
+    def silo_work():
+        return SiloWork(plan, client, silo_model.made_by(model_fn), kernel=kernel)
+
     @tff.tensorflow.computation(weights_type, data_type)
     def silo_round(weights, data):
-        model = silo_model.made_by(model_fn)
-        work = SiloWork(plan, client, model, kernel=kernel)
+        work = silo_work()
 
         @tf.function(autograph=False)
         def run(trainable, frozen, data):
@@ -247,5 +249,5 @@ def _computations(
             weights, state.distributor, state.client_work, state.aggregator, state.finalizer
         )
 
-    parts = Parts(silo_round, finish, input_spec)
+    parts = Parts(silo_round, finish, input_spec, silo_work)
     return parts, (initialize, next_round, get_model_weights, set_model_weights)
