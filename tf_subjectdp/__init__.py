@@ -33,6 +33,7 @@ _HOME = {
         "FixedSize",
         "PoissonItems",
         "PoissonSubjects",
+        "Sampler",
         "Shuffle",
         "SiloStats",
         "SubjectStats",

@@ -393,3 +393,17 @@ def test_silos_are_in_ascending_order_and_none_has_the_name_of_another():
         sdp.federated.plan(
             sdp.ItemDP(1.0), sdp.PoissonItems(1), twins, rounds=1, noise_multiplier=1.0
         )
+
+
+@pytest.mark.parametrize("algorithm", [sdp.GroupDP(1.0), sdp.HiGradAvg(1.0)])
+def test_every_persons_own_epsilon_where_the_server_adds_the_noise(algorithm):
+    plan = make(algorithm, noise_at="server", noise_multiplier=4.0)
+    found = plan.per_subject_epsilon()
+    event = accounting.central_group_event
+    if isinstance(algorithm, sdp.HiGradAvg):
+        event = accounting.central_higradavg_event
+    for person in range(len(COUNTS)):
+        silos = [(q, int(k)) for q, k in zip(rates(), COUNTS[person], strict=True) if k]
+        exact = accounting.epsilon(event(silos, 4.0), 8, delta=DELTA)
+        assert exact * (1 - 1e-3) <= found.epsilon[person] <= exact * 1.5
+    assert found.worst <= plan.epsilon() * (1 + 1e-3)

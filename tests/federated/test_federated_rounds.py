@@ -77,6 +77,9 @@ def again(built, **changed):
         old.get_model_weights,
         old.set_model_weights,
     )
+    counts = {**state.client_work, "plan": process.plan.text}
+    parts = ("global_model_weights", "distributor", "aggregator", "finalizer")
+    state = type(state)(client_work=counts, **{part: getattr(state, part) for part in parts})
     return process, state
 
 
@@ -84,7 +87,7 @@ def state_after(state, number, of_silos=None):
     """The state, with other counts."""
     of_silos = (number, number, 0, number) if of_silos is None else of_silos
     return types.SimpleNamespace(
-        client_work={"rounds": number, "of_silos": np.array(of_silos)},
+        client_work={**state.client_work, "rounds": number, "of_silos": np.array(of_silos)},
         global_model_weights=state.global_model_weights,
     )
 
@@ -186,11 +189,10 @@ def test_subject_epsilons_are_quantiles_over_the_table(built):
     "changed, said",
     [
         ({"stats": None}, "no stats"),
-        ({"noise_at": "server"}, "noise_at='server'"),
         ({"algorithm": None}, "algorithm=None"),
     ],
 )
-def test_subject_epsilons_need_the_table_and_local_noise(built, changed, said):
+def test_subject_epsilons_need_the_table_and_an_algorithm(built, changed, said):
     process, state = again(built, **changed)
     with pytest.raises(ValueError, match=f"{said}.*distribution_every=0"):
         rounds.subject_epsilons(process, state)

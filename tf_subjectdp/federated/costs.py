@@ -7,6 +7,7 @@ not import it.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,30 @@ def horizontal(plan: Any, spent: Any, number: int = 0) -> accounting.HorizontalP
     )
 
 
+def _noised_sum(plan: Any, spent: Any) -> accounting.HorizontalPlan:
+    """Central algorithms, as if every silo added its share of the server's noise.
+
+    All silos are taken to be in every round.
+    """
+    share = plan.noise_multipliers[0] / math.sqrt(plan.n_silos)
+    shared = dataclasses.replace(
+        plan, noise_at="silo", view="average", noise_multipliers=(share,) * plan.n_silos
+    )
+    silos = [
+        accounting.Silo(
+            silo_event(shared, i),
+            rounds=spent.rounds,
+            clip_norm=_unit_of_sensitivity(shared, i, 0),
+            name=plan.names[i],
+            event_of_items=_event_of_items(shared, i, 0),
+        )
+        for i in range(plan.n_silos)
+    ]
+    return accounting.HorizontalPlan(
+        silos, silos_per_subject=plan.silos_per_subject, view="average"
+    )
+
+
 def epsilon(plan: Any, spent: Any, delta: float) -> float:
     """epsilon of the costliest subject, from above; of a plan with an algorithm."""
     if plan.noise_at == "server":
@@ -89,6 +114,8 @@ def epsilon(plan: Any, spent: Any, delta: float) -> float:
 
 def of_every_subject(plan: Any, spent: Any, delta: float) -> accounting.SubjectEpsilons:
     """epsilon of every subject of the plan's stats."""
+    if plan.noise_at == "server":
+        return _noised_sum(plan, spent).per_subject_epsilon(plan.stats, delta=delta)
     number = min(numbers(plan), key=lambda n: _local_epsilon(plan, spent, n, delta))
     return horizontal(plan, spent, number).per_subject_epsilon(
         plan.stats, delta=delta, engine=engine(plan)

@@ -95,8 +95,8 @@ class FederatedProcess(tff.learning.templates.LearningProcess):
         plan: FederatedPlan,
         parts: Parts,
         id_key: Callable | None,
-        counts: bool,
         *computations: tff.Computation,
+        counts: bool = True,
     ):
         super().__init__(*computations)
         self.plan = plan

@@ -163,7 +163,7 @@ class FederatedPlan:
         Such figures depend on the data: for those who hold the table, never for release.
 
         Raises:
-          ValueError: a plan without its stats or its privacy, or one whose server adds the noise.
+          ValueError: a plan without its stats or its privacy.
         """
         if self.stats is None:
             raise ValueError(

@@ -107,7 +107,7 @@ def build_process(
             penalised=penalised,
             counts=counts,
         )
-    return FederatedProcess(plan, parts, id_key, counts, *computations)
+    return FederatedProcess(plan, parts, id_key, *computations, counts=counts)
 
 
 def _type_of(spec: tf.TensorSpec) -> tff.TensorType:

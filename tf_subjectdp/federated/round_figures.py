@@ -114,7 +114,7 @@ def subject_epsilons(process: Any, state: Any, delta: float | None = None) -> di
       subject_epsilon_note, what these figures are, which belongs to whatever shows them.
 
     Raises:
-      ValueError: a plan without its stats or without privacy, or one whose server adds the noise.
+      ValueError: a plan without its stats or without privacy.
     """
     check_per_subject(process.plan)
     found = process.plan.per_subject_epsilon(delta=delta, spent=process.spent(state))
@@ -122,9 +122,9 @@ def subject_epsilons(process: Any, state: Any, delta: float | None = None) -> di
 
 
 def check_per_subject(plan: Any) -> None:
-    if plan.algorithm is None or plan.noise_at != "silo" or plan.stats is None:
+    if plan.algorithm is None or plan.stats is None:
         raise ValueError(
-            "single subjects have an epsilon of their own under a plan with an algorithm, its stats and "
-            f"noise_at='silo'; this one has algorithm={plan.algorithm!r}, noise_at={plan.noise_at!r} and "
-            f"{'no ' if plan.stats is None else ''}stats. Leave them out (distribution_every=0)."
+            "single subjects have an epsilon of their own under a plan with an algorithm and its stats; "
+            f"this one has algorithm={plan.algorithm!r} and {'no ' if plan.stats is None else ''}stats. "
+            "Leave them out (distribution_every=0)."
         )
