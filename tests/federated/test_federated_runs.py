@@ -240,12 +240,16 @@ def test_going_back_to_an_older_state_forgets_no_round(noisy, federation):
 
 def test_rounds_that_were_lost_in_a_crash_are_counted(noisy, federation):
     process = noisy()
-    process.count_lost_rounds(sdp.federated.Spent(2, (2, 1, 2, 2)))
-    process.count_lost_rounds(sdp.federated.Spent(1, (1, 1, 1, 1)))
-    state, _ = process.next(process.initialize(), federation.datasets())
-    assert sdp.federated.spent_in(state) == (3, (3, 2, 3, 3))
+    data, start = federation.datasets(), process.initialize()
+    kept, _ = process.next(start, data)
+    fresh = noisy()  # after a crash in the third round; `kept` is the last checkpoint
+    fresh.count_lost_rounds(kept, sdp.federated.Spent(3, (3, 2, 3, 3)))
+    fresh.count_lost_rounds(kept, sdp.federated.Spent(1, (1, 1, 1, 1)))
+    assert fresh.spent(kept) == (3, (3, 2, 3, 3))
+    state, _ = fresh.next(kept, data)
+    assert sdp.federated.spent_in(state) == (4, (4, 3, 4, 4))
     with pytest.raises(ValueError, match="the rounds of 4 silos"):
-        process.count_lost_rounds(sdp.federated.Spent(2, (2, 1)))
+        process.count_lost_rounds(start, sdp.federated.Spent(2, (2, 1)))
 
 
 def test_a_state_of_another_plan_is_refused(noisy, quiet, federation):

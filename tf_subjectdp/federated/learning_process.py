@@ -119,13 +119,14 @@ class FederatedProcess(tff.learning.templates.LearningProcess):
         """What was released: what the state says, and no less than what this process did."""
         return self.spending.total(state)
 
-    def count_lost_rounds(self, spent: Spent) -> None:
+    def count_lost_rounds(self, state: Any, spent: Spent) -> None:
         """Counts rounds that were run and whose state was lost, in a crash say; never lowers a count.
 
         Args:
+          state: what is left of the run, an older checkpoint say.
           spent: all that was released since the run began, e.g. from the last line of a log.
         """
-        self.spending.raise_to(spent)
+        self.spending.raise_to(state, spent)
 
     def statement(self, state: Any, delta: float | None = None) -> str:
         """Plain sentences on what the run so far protects, and what it does not."""

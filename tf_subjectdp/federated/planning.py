@@ -5,7 +5,6 @@ Knows algorithms, samplers, silo statistics and the accountant; the process buil
 """
 
 import dataclasses
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +16,8 @@ from tf_subjectdp.algorithms import Algorithm, SamplingFacts, check_noise_multip
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, check_cap
 from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import NOISE_AT, VIEWS, WEIGHTINGS, FederatedPlan
-from tf_subjectdp.planning import check_epsilon, facts_of
-from tf_subjectdp.plans import check_delta, guarantee_of
+from tf_subjectdp.planning import check_epsilon, check_plan_delta, facts_of
+from tf_subjectdp.plans import guarantee_of
 from tf_subjectdp.sampling import FixedSize, PoissonItems, PoissonSubjects, Sampler, SiloStats
 
 _SAMPLERS = (PoissonItems, PoissonSubjects, FixedSize)
@@ -128,7 +127,7 @@ def plan(
         weighting=weighting,
         silos_per_subject=most,
         minimum_silos=minimum,
-        delta=None if delta is None else _checked_delta(delta, stats),
+        delta=None if delta is None else check_plan_delta(delta, stats.n_subjects),
         max_items_per_subject=cap,
         stats=stats,
     )
@@ -264,17 +263,6 @@ def _one_a_silo(sampling: Any, names: Sequence[Any]) -> tuple[Sampler, ...]:
                 "FixedSize (shuffled epochs do not end with a round)."
             )
     return tuple(sampling)
-
-
-def _checked_delta(delta: Any, stats: SiloStats) -> float:
-    delta = check_delta(delta)
-    if delta >= 1.0 / stats.n_subjects:
-        warnings.warn(
-            f"delta={delta:g} is not below 1 / subjects = {1.0 / stats.n_subjects:g}: a mechanism that "
-            "publishes one person at random would satisfy it. Choose a smaller delta.",
-            stacklevel=3,
-        )
-    return delta
 
 
 def _whole(name: str, value: Any, most: int | None = None) -> int:

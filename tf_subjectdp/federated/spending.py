@@ -81,19 +81,20 @@ class Spending:
             join((spent.rounds, released.rounds)), tuple(int(join(pair)) for pair in pairs)
         )
 
-    def raise_to(self, spent: Spent) -> None:
-        """Raises what this process released to at least `spent`.
+    def raise_to(self, state: Any, spent: Spent) -> None:
+        """Raises what was released in the run of `state` to at least `spent`.
 
         Raises:
           ValueError: counts of another number of silos, or negative ones.
         """
         spent = self._plan.checked_spent(spent)
         with self._lock:
-            released = self._released
-            pairs = zip(spent.of_silos, released.of_silos, strict=True)
+            known = self.total(state)
+            pairs = zip(spent.of_silos, known.of_silos, strict=True)
             self._released = Spent(
-                max(spent.rounds, released.rounds), tuple(max(pair) for pair in pairs)
+                max(spent.rounds, known.rounds), tuple(max(pair) for pair in pairs)
             )
+            self._runs.add(int(state.client_work["run"]))
 
     def choose(self, present: Sequence[int], state: Any) -> list[int]:
         """The silos of a round: of those that are there, the ones with the fewest rounds so far.
