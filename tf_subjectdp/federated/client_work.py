@@ -52,10 +52,20 @@ class SiloWork:
       optimizer: a `tff.learning.optimizers.Optimizer`, stateless between rounds.
       model: the model, made in this computation.
       kernel: whether the silos' machines have the kernel's file of random bits.
+      counts: whether counts are reported; zeros stand for them if not.
     """
 
-    def __init__(self, plan: FederatedPlan, optimizer: Any, model: SiloModel, *, kernel: bool):
+    def __init__(
+        self,
+        plan: FederatedPlan,
+        optimizer: Any,
+        model: SiloModel,
+        *,
+        kernel: bool,
+        counts: bool = True,
+    ):
         self._plan, self._optimizer, self._model, self._kernel = plan, optimizer, model, kernel
+        self._reports_counts = counts
         self._kinds = sorted({type(one) for one in plan.samplings}, key=lambda kind: kind.__name__)
 
     def input_signature(self) -> list[Any]:
@@ -79,9 +89,10 @@ class SiloWork:
             (int64 [n], numbers from 0).
 
         Returns:
-          The update, tensors shaped as `weights`: weight times (start - end), or, where the server
-          adds the noise, the clipped sum. Float32 counts by name (`COUNTS`), and "sizes" float32
-          [`SIZE_BINS`]: how many subjects of all batches brought so many items.
+          What the silo reports. "update": tensors shaped as `weights`, weight times (start - end), or,
+          where the server adds the noise, the clipped sum. "counts": float32 by name (`COUNTS`), and
+          "sizes" float32 [`SIZE_BINS`], how many subjects of all batches brought so many items.
+          "took_part": int64 [silos], 1 at this silo.
         """
         model, central = self._model, self._plan.noise_at == "server"
         for variable, value in zip(model.trainable_variables, weights, strict=True):
@@ -111,7 +122,10 @@ class SiloWork:
         counts["squared_update"] = tf.square(tf.linalg.global_norm(update))
         if not central:
             update = [constants["weight"] * part for part in update]
-        return update, counts
+        if not self._reports_counts:
+            counts = self._no_counts()
+        took_part = tf.one_hot(data["silo"], self._plan.n_silos, dtype=tf.int64)
+        return collections.OrderedDict(update=list(update), counts=counts, took_part=took_part)
 
     def _constants(self, silo: tf.Tensor) -> dict[str, tf.Tensor]:
         """The silo's own line of the plan."""

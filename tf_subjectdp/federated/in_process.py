@@ -6,7 +6,6 @@ gets every silo's rows anew in each round. Here the silos' work is the same func
 the other without leaving the process; the server's computation is TFF's.
 """
 
-import collections
 from typing import Any
 
 import tensorflow as tf
@@ -58,13 +57,9 @@ class InProcessSilos:
 
     def _report(self, weights: Any, entry: Any) -> Any:
         given = tf.nest.map_structure(tf.convert_to_tensor, dict(entry))
-        update, counts = self._round(
+        report = self._round(
             [tf.convert_to_tensor(w) for w in weights.trainable],
             [tf.convert_to_tensor(w) for w in weights.non_trainable],
             given,
         )
-        if not self._process.counts:
-            counts = tf.nest.map_structure(tf.zeros_like, counts)
-        took_part = tf.one_hot(entry["silo"], self._process.plan.n_silos, dtype=tf.int64)
-        report = collections.OrderedDict(update=list(update), counts=counts, took_part=took_part)
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), report)

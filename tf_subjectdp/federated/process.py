@@ -139,7 +139,8 @@ def _computations(
     )
 
     def silo_work():
-        return SiloWork(plan, client, silo_model.made_by(model_fn), kernel=kernel)
+        model = silo_model.made_by(model_fn)
+        return SiloWork(plan, client, model, kernel=kernel, counts=counts)
 
     @tff.tensorflow.computation(weights_type, data_type)
     def silo_round(weights, data):
@@ -149,11 +150,7 @@ def _computations(
         def run(trainable, frozen, data):
             return work(trainable, frozen, data)
 
-        update, found = run(list(weights.trainable), list(weights.non_trainable), data)
-        if not counts:
-            found = tf.nest.map_structure(tf.zeros_like, found)
-        took_part = tf.one_hot(data["silo"], plan.n_silos, dtype=tf.int64)
-        return collections.OrderedDict(update=list(update), counts=found, took_part=took_part)
+        return run(list(weights.trainable), list(weights.non_trainable), data)
 
     @tff.tensorflow.computation
     def initial_weights():
