@@ -23,14 +23,20 @@ from tf_subjectdp.version import __version__
 _HOME = {
     "algorithms": (
         "Algorithm",
+        "BatchClipping",
+        "ClipSchedule",
+        "ElementDP",
         "GroupDP",
         "HiGradAvg",
+        "InnerOptimizer",
         "ItemDP",
+        "MixedClipping",
         "SubjectDP",
         "UserLDP",
     ),
     "sampling": (
         "FixedSize",
+        "PoissonElements",
         "PoissonItems",
         "PoissonSubjects",
         "Sampler",
@@ -58,10 +64,12 @@ _SUBMODULES = (
     "algorithms",
     "cli",
     "clipping",
+    "elements",
     "federated",
     "keras",
     "planning",
     "plans",
+    "release",
     "sampling",
     "statement",
 )

@@ -12,6 +12,7 @@ import numpy as np
 
 from tf_subjectdp.plans import Plan
 from tf_subjectdp.sampling import SubjectTable, bound_contributions, encode_ids, fresh_rng
+from tf_subjectdp.sampling.pairs import bound_elements, encode_elements, pair_codes
 
 _log = logging.getLogger("tf_subjectdp")
 
@@ -33,12 +34,26 @@ def plan_dataset(
             "subject_id is missing: pass the person of each row, e.g. "
             "plan.dataset(x, y, patient_id); without it nobody can be protected."
         )
-    if element_id is not None:
+    if element_id is not None and not plan.algorithm.needs_elements:
         raise ValueError(
             f"element_id was given, but {type(plan.algorithm).__name__} protects whole "
-            "subjects and items; leave it out (sample weights go into sample_weight=)."
+            "subjects and items; leave it out (sample weights go into sample_weight=), or plan with "
+            "ElementDP."
         )
-    _check_indexes({"x": x, "y": y, "subject_id": subject_id, "sample_weight": sample_weight})
+    if element_id is None and plan.algorithm.needs_elements:
+        raise ValueError(
+            f"element_id is missing: {type(plan.algorithm).__name__} needs the element of each row, "
+            "plan.dataset(x, y, subject_id, element_id); make one with tf_subjectdp.elements."
+        )
+    _check_indexes(
+        {
+            "x": x,
+            "y": y,
+            "subject_id": subject_id,
+            "element_id": element_id,
+            "sample_weight": sample_weight,
+        }
+    )
     for name, value in (("x", x), ("y", y)):
         if value is None:
             raise ValueError(
@@ -50,9 +65,18 @@ def plan_dataset(
 
     codes, n_subjects = encode_ids(subject_id)
     rng = fresh_rng(seed)
+    pairs = None
+    if element_id is not None:
+        pairs, owners = pair_codes(codes, encode_elements(element_id, codes.size))
     rows = _rows_that_stay(plan, codes, n_subjects, rng)
-    # Ids renumbered over the rows that stay; a subject always keeps at least one.
-    table = SubjectTable.from_codes(codes if rows is None else codes[rows], n_subjects)
+    if pairs is not None:
+        rows = _elements_that_stay(plan, pairs, owners, rng, rows)
+    # What is drawn as one, and what is clipped together.
+    drawn_as_one, n_drawn = codes, n_subjects
+    if plan.sampling.unit == "element":
+        drawn_as_one, n_drawn = pairs, owners.size
+    together = codes if pairs is None else pairs
+    table = SubjectTable.from_codes(drawn_as_one if rows is None else drawn_as_one[rows], n_drawn)
 
     def draws():
         for batch in plan.sampling.batches(table, plan.facts.rate, rng()):
@@ -60,10 +84,10 @@ def plan_dataset(
             # A batch is a set. Rows that are clipped together lie together, so that the step does
             # not have to copy them.
             grouped = plan.algorithm.kind == "grouped"
-            yield drawn[np.argsort(codes[drawn], kind="stable")] if grouped else drawn
+            yield drawn[np.argsort(together[drawn], kind="stable")] if grouped else drawn
 
     return to_dataset(
-        {"x": x, "y": y, "subject": codes, "weight": sample_weight},
+        {"x": x, "y": y, "subject": codes, "element": pairs, "weight": sample_weight},
         draws,
         plan.steps,
         pad_to=_capacity(plan) if pad else None,
@@ -101,6 +125,32 @@ def _rows_that_stay(plan: Plan, codes: np.ndarray, n_subjects: int, rng) -> np.n
     return rows
 
 
+def _elements_that_stay(plan: Plan, pairs, owners, rng, rows) -> np.ndarray | None:
+    """Rows that stay after bounding elements and their items. Checks the plan's constants."""
+    algorithm, found = plan.algorithm, plan.stats.elements
+    largest = int(np.bincount(pairs).max())
+    bounded = algorithm.max_items_per_element is not None
+    if found is not None and not bounded and largest > found.max_items:
+        raise ValueError(
+            f"an element has {largest} items of one subject, above the plan's {found.max_items}, and the "
+            "guarantee would not cover them; plan with the stats of these data, or with "
+            f"{type(algorithm).__name__}(..., max_items_per_element=K)."
+        )
+    if found is not None and owners.size != found.n_elements:
+        _log.warning(
+            "the data have %d elements of subjects, the plan was made for %d; the plan's rate and "
+            "divisor stay as they are.",
+            owners.size,
+            found.n_elements,
+        )
+    kept = bound_elements(
+        pairs, owners, algorithm.max_elements, algorithm.max_items_per_element, rng()
+    )
+    if rows is None or kept is None:
+        return kept if rows is None else rows
+    return np.intersect1d(rows, kept, assume_unique=True)
+
+
 def _capacity(plan: Plan) -> int:
     """A batch size that a step exceeds with probability below 1e-6; larger ones are split."""
     if not plan.sampling.poisson:
@@ -108,6 +158,8 @@ def _capacity(plan: Plan) -> int:
     mean, spread = plan.facts.batch_size, plan.facts.batch_size
     if plan.facts.scheme == "poisson_subjects":
         spread *= plan.facts.items_in_step
+    if plan.facts.scheme == "poisson_elements":
+        spread *= plan.facts.max_element_items
     return int(math.ceil(mean + 5.0 * math.sqrt(spread) + 5.0))
 
 

@@ -16,6 +16,7 @@ from tf_subjectdp.algorithms.base import check_cap
 from tf_subjectdp.plans import Plan, check_delta, check_unit, guarantee_of, length_in_steps
 from tf_subjectdp.sampling import (
     FixedSize,
+    PoissonElements,
     PoissonItems,
     PoissonSubjects,
     Sampler,
@@ -24,6 +25,7 @@ from tf_subjectdp.sampling import (
 )
 
 _SCHEMES = {
+    PoissonElements: "poisson_elements",
     PoissonItems: "poisson_items",
     PoissonSubjects: "poisson_subjects",
     FixedSize: "fixed_size",
@@ -46,14 +48,16 @@ def plan(
     delta: float | None = None,
     noise_multiplier: float | None = None,
     max_items_per_subject: int | None = None,
-    unit: str = "subject",
+    unit: str | None = None,
 ) -> Plan:
     """Chooses algorithm, sampling, length and promise together.
 
     Args:
-      algorithm: `ItemDP`, `HiGradAvg`, `GroupDP`, `SubjectDP` or `UserLDP`.
-      sampling: `PoissonItems`, `PoissonSubjects`, `FixedSize` or `Shuffle`.
-      stats: items and subjects of the training data, `SubjectStats.from_ids(patient_id)`.
+      algorithm: `ItemDP`, `HiGradAvg`, `GroupDP`, `SubjectDP`, `UserLDP`, `ElementDP`,
+        `BatchClipping` or `MixedClipping`.
+      sampling: `PoissonItems`, `PoissonSubjects`, `PoissonElements`, `FixedSize` or `Shuffle`.
+      stats: items and subjects of the training data, `SubjectStats.from_ids(patient_id)`; for sampled
+        elements `SubjectStats.from_ids(patient_id, element_id)`.
       epochs: how many passes over the data on average; or
       steps: how many steps.
       epsilon: the promise; the smallest noise that keeps it is computed. Needs `delta`. Or
@@ -61,7 +65,9 @@ def plan(
       delta: in (0, 1), well below 1 / number of subjects.
       max_items_per_subject: a public bound k on a subject's items in the data, enforced by
         `dataset`. Prefer it: without it k is read from the data.
-      unit: "subject" (default), or "item" for a promise that covers single items only.
+      unit: whose epsilon the promise is: "subject", or "item" or "element" (`ElementDP`) for a promise
+        that covers one of a person's items or elements only. None is "element" for `ElementDP`,
+        "subject" for all others.
 
     Returns:
       A frozen `Plan`.
@@ -71,6 +77,7 @@ def plan(
         sampling for which nothing is proven.
     """
     _check_types(algorithm, sampling, stats)
+    unit = algorithm.default_unit if unit is None else unit
     check_unit(unit)
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError("give exactly one of epsilon= (with delta=) and noise_multiplier=.")
@@ -143,7 +150,8 @@ def facts_of(sampling: Sampler, stats: SubjectStats, cap: int | None) -> Samplin
             f"sampling={sampling!r} is a sampler the accountant does not know; use one of {known} "
             "itself, not a subclass."
         )
-    rate = sampling.rate(stats.n_items, stats.n_subjects)
+    elements = None if stats.elements is None else stats.elements.n_elements
+    rate = sampling.rate(stats.n_items, stats.n_subjects, elements)
     step_cap = None
     if isinstance(sampling, PoissonSubjects):
         step_cap = sampling.max_items_per_subject
@@ -151,6 +159,10 @@ def facts_of(sampling: Sampler, stats: SubjectStats, cap: int | None) -> Samplin
         brought = counts if step_cap is None else np.minimum(counts, step_cap)
         expected_subjects = rate * stats.n_subjects
         batch_size = expected_subjects * float(np.mean(brought))
+    elif isinstance(sampling, PoissonElements):
+        batch_size = rate * stats.n_items
+        # So that the expected step is that of sampled subjects: each of their elements, times r.
+        expected_subjects = rate * stats.n_subjects
     else:
         batch_size = rate * stats.n_items
         expected_subjects = _expected_subjects(rate, stats)
@@ -165,7 +177,8 @@ def facts_of(sampling: Sampler, stats: SubjectStats, cap: int | None) -> Samplin
         step_cap=step_cap,
         # Items were dropped by the plan's dataset, or before: `SubjectStats.bounded`.
         data_cap=cap is not None or stats.k_source == "bound",
-        steps_per_epoch=sampling.steps_per_epoch(stats.n_items, stats.n_subjects),
+        steps_per_epoch=sampling.steps_per_epoch(stats.n_items, stats.n_subjects, elements),
+        max_element_items=None if stats.elements is None else stats.elements.max_items,
     )
 
 

@@ -30,7 +30,7 @@ from tf_subjectdp.sampling import (
     sampler_from_config,
 )
 
-UNITS = ("subject", "item")
+UNITS = ("subject", "element", "item")
 
 # Above this a float64 no longer tells whole numbers apart.
 _MOST_STEPS = 2**53
@@ -53,7 +53,7 @@ class Plan:
       noise_multiplier: sigma, noise standard deviation on the sum divided by the clip norm.
       delta: the delta of the promise; None if none was given.
       target_epsilon: the epsilon that the noise was chosen for; None if the noise was given.
-      unit: "subject" or "item", whose epsilon the promise is.
+      unit: "subject", "element" or "item", whose epsilon the promise is.
       max_items_per_subject: the public bound on a subject's items in the data, enforced by
         `dataset`; None if k was read from the data.
     """
@@ -114,7 +114,7 @@ class Plan:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
     def guarantee(self, unit: str = "subject") -> Guarantee:
-        """The guarantee of a step for a "subject" or an "item"."""
+        """The guarantee of a step for a "subject", an "item", or an "element" (`ElementDP`)."""
         check_unit(unit)
         return guarantee_of(self.algorithm, self.facts, self.noise_multiplier, unit)
 
@@ -125,7 +125,7 @@ class Plan:
 
         Args:
           delta: in (0, 1); None takes the plan's.
-          unit: "subject" or "item"; None takes the plan's.
+          unit: "subject", "element" or "item"; None takes the plan's.
           steps: how many steps were taken; None takes all that are planned.
 
         Returns:
@@ -183,7 +183,8 @@ class Plan:
           x: array, or a nest (dict, tuple) of arrays, [n, ...].
           y: array, or a nest of arrays, [n, ...].
           subject_id: [n] integers or strings, the person of each row.
-          element_id: [n], only for algorithms whose unit is a part of a person.
+          element_id: [n] integers or strings, the element of each row: for `ElementDP`, which needs it,
+            and for no other algorithm.
           sample_weight: [n] or None; multiplies the loss before the clipping.
           pad: whether to pad batches to a constant shape, for compilers that need one.
           seed: for tests only: the statement then says that the run is not private.
@@ -207,6 +208,9 @@ class Plan:
         return privacy_statement(self, steps=self.steps, planned=True)
 
     def _counted(self) -> list[tuple[str, str]]:
+        elements = getattr(self.algorithm, "max_elements", None)
+        if elements is not None:
+            return [("elements a subject", f"at most {elements}")]
         caps = [self.facts.step_cap, getattr(self.algorithm, "max_items_per_subject", None)]
         least = min((cap for cap in caps if cap is not None), default=None)
         return [] if least is None else [("  in a step", f"at most {least} of them")]
@@ -250,7 +254,10 @@ class Plan:
                 "algorithm",
                 f"{type(self.algorithm).__name__}, clip norm {self.algorithm.clip_norm:g}",
             ),
-            ("protects", f"one {self.unit}"),
+            (
+                "protects",
+                "one element of a subject" if self.unit == "element" else f"one {self.unit}",
+            ),
             ("adjacency", guarantee.adjacency),
             ("sampling", f"{self.sampling}, rate {self.facts.rate:.6g}"),
             ("items a subject", f"at most {self.facts.max_items}"),
@@ -316,8 +323,12 @@ def rounded_up(epsilon: float) -> str:
 
 @functools.lru_cache(maxsize=512)
 def guarantee_of(algorithm, facts, noise_multiplier, unit) -> Guarantee:
-    rule = algorithm.subject_guarantee if unit == "subject" else algorithm.item_guarantee
-    return rule(facts, noise_multiplier)
+    rules = {
+        "subject": algorithm.subject_guarantee,
+        "element": algorithm.element_guarantee,
+        "item": algorithm.item_guarantee,
+    }
+    return rules[unit](facts, noise_multiplier)
 
 
 @functools.lru_cache(maxsize=512)

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from tf_subjectdp.algorithms import Guarantee
+from tf_subjectdp.algorithms import Algorithm, Guarantee
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT
 from tf_subjectdp.plans import Plan, check_delta, rounded_up
 
@@ -65,9 +65,9 @@ def privacy_statement(
             "tests: whoever knows the seed knows who was in each step. The figures below are those of a "
             "run without a seed."
         )
+    paragraphs += [_guarantee_sentence(plan, unit, steps, delta) for unit in plan.algorithm.units]
+    paragraphs += plan.algorithm.notes(facts, plan.noise_multiplier, steps, delta)
     paragraphs += [
-        _guarantee_sentence(plan, "subject", steps, delta),
-        _guarantee_sentence(plan, "item", steps, delta),
         (
             f"From whom: anyone who sees the trained weights, every intermediate weight, and all other "
             f"data, but neither the training data of the protected {plan.unit} nor the random draws."
@@ -82,7 +82,7 @@ def privacy_statement(
             f"Items a subject: at most {facts.max_items}. {_SOURCES[plan.stats.k_source]}"
             + _step_cap(plan)
         ),
-        _noise_sentence(plan.noise_multiplier, plan.algorithm.clip_norm, plan.divisor),
+        _noise_sentence(plan.noise_multiplier, plan.algorithm, plan.divisor),
         _accountant_sentence(plan),
         not_covered(plan.stats.k_source == "data", not plan.stats.sizes_public),
     ]
@@ -148,7 +148,7 @@ def _own_statement(optimizer: Any, delta: float | None, engine: str | None) -> s
             "drawn is the user's word. Compute it with tf_subjectdp.accounting from the sampling that "
             "was really used, or train with a plan."
         ),
-        _noise_sentence(optimizer.noise_multiplier, algorithm.clip_norm, optimizer.divisor),
+        _noise_sentence(optimizer.noise_multiplier, algorithm, optimizer.divisor),
         not_covered(True, True),
     ]
     if engine:
@@ -181,17 +181,17 @@ def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
             f" This is what {steps} steps have spent; all {plan.steps} planned ones spend "
             f"{rounded_up(plan.epsilon(delta, unit=unit))}."
         )
-    if unit == "item":
-        promise += " It says nothing about a person's other items."
-        promise += _above_subject(plan, epsilon, steps, delta)
+    if unit != "subject":
+        promise += f" It says nothing about a person's other {unit}s."
+        promise += _above_subject(plan, unit, epsilon, steps, delta)
     return (
         f"Per {unit}: epsilon = {rounded_up(epsilon)} at delta = {delta:g}, for {guarantee.adjacency}."
         f"{promise} Why: {guarantee.reason}."
     )
 
 
-def _above_subject(plan: Plan, epsilon: float, steps: int, delta: float) -> str:
-    """Why the figure per item is above that per subject; empty where it is not."""
+def _above_subject(plan: Plan, unit: str, epsilon: float, steps: int, delta: float) -> str:
+    """Why the figure per item or element is above that per subject; empty where it is not."""
     try:
         subject = plan.guarantee("subject")
     except ValueError:
@@ -200,7 +200,7 @@ def _above_subject(plan: Plan, epsilon: float, steps: int, delta: float) -> str:
         return ""
     if subject.adjacency == ADD_OR_REMOVE_SUBJECT:
         return (
-            " It is above the figure per subject because one item may replace what a subject adds to "
+            f" It is above the figure per subject because one {unit} may replace what a subject adds to "
             "a step, and replacing is more than adding or removing."
         )
     # A change of one item is then among the changes that the subject's promise is about.
@@ -211,25 +211,42 @@ def _above_subject(plan: Plan, epsilon: float, steps: int, delta: float) -> str:
 
 
 def _rate_name(scheme: str) -> str:
-    return "a subject's rate p =" if scheme == "poisson_subjects" else "an item's rate q ="
+    names = {
+        "poisson_subjects": "a subject's rate p =",
+        "poisson_elements": "an element's rate r =",
+    }
+    return names.get(scheme, "an item's rate q =")
 
 
 def _step_cap(plan: Plan) -> str:
     caps = []
+    elements = getattr(plan.algorithm, "max_elements", None)
+    of_element = getattr(plan.algorithm, "max_items_per_element", None)
+    bounds = []
+    if elements is not None:
+        bounds.append(f" Elements a subject: at most {elements}, further ones dropped at random.")
+    if of_element is not None:
+        bounds.append(f" Items an element: at most {of_element}, further ones dropped at random.")
     if plan.facts.step_cap is not None:
         caps.append(f"a sampled subject brings at most {plan.facts.step_cap} of them to a step")
     in_batch = getattr(plan.algorithm, "max_items_per_subject", None)
     if in_batch is not None:
         caps.append(f"at most {in_batch} of them count in a batch")
-    return f" In a step, {' and '.join(caps)}, drawn at random." if caps else ""
+    in_step = f" In a step, {' and '.join(caps)}, drawn at random." if caps else ""
+    return "".join(bounds) + in_step
 
 
-def _noise_sentence(noise_multiplier: float, clip_norm: float, divisor: float) -> str:
+def _noise_sentence(noise_multiplier: float, algorithm: Algorithm, divisor: float) -> str:
+    twice, norm = ("", f"{algorithm.clip_norm:g}")
+    if algorithm.clip_norms_of_noise != 1.0:
+        twice = f"{algorithm.clip_norms_of_noise:g} x "
+    schedule = algorithm.clip_schedule
+    changes = "" if schedule is None else f" The clip norm has {schedule}, fixed beforehand."
     return (
-        f"Noise: Gaussian, standard deviation {noise_multiplier:.6g} x {clip_norm:g} (noise multiplier "
-        f"x clip norm) on every coordinate of the clipped sum, drawn afresh at every step with a "
+        f"Noise: Gaussian, standard deviation {noise_multiplier:.6g} x {twice}{norm} (noise multiplier "
+        f"x {twice}clip norm) on every coordinate of the clipped sum, drawn afresh at every step with a "
         f"key that no seed fixes and the operating system's entropy goes into; then "
-        f"divided by {divisor:.6g}."
+        f"divided by {divisor:.6g}.{changes}"
     )
 
 

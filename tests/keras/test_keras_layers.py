@@ -42,16 +42,30 @@ def stack(*layers, shape=(3,), **options):
     return tf.keras.Sequential([L.Input(list(shape), **options), *layers, L.Dense(1)])
 
 
-def test_a_trainable_batch_normalization_is_refused_by_name_with_the_replacement():
+def test_a_trainable_batch_normalization_is_refused_by_name_with_the_replacement(box, plan):
     """O27"""
     with pytest.raises(ValueError, match="layer 'norm1'.*LayerNormalization or GroupNorm.*freeze"):
-        sdp.PrivateModel(stack(L.BatchNormalization(name="norm1")))
+        box.compiled(plan, stack(L.BatchNormalization(name="norm1")))
 
 
-def test_a_nested_batch_normalization_is_found():
+def test_a_nested_batch_normalization_is_found(box, plan):
     inner = stack(L.BatchNormalization(name="deep"))
-    with pytest.raises(ValueError, match="layer 'deep'"):
-        sdp.PrivateModel(stack(inner))
+    with pytest.raises(ValueError, match="layer 'deep'.*BatchClipping or MixedClipping"):
+        box.compiled(plan, stack(inner))
+
+
+def test_a_batch_normalization_is_refused_in_a_loop_of_ones_own(box, plan):
+    net = stack(L.BatchNormalization(name="norm1"))
+    x, _, extras = next(iter(box.data(plan)))
+    with pytest.raises(ValueError, match="layer 'norm1'"):
+        sdp.private_step(
+            plan.optimizer("sgd"),
+            lambda rows: (net(rows)[:, 0], ()),
+            net.trainable_variables,
+            x,
+            extras,
+            model=net,
+        )
 
 
 def test_a_frozen_batch_normalization_is_allowed_and_keeps_its_statistics(box, plan):

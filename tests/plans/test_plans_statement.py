@@ -99,7 +99,7 @@ def test_the_statement_follows_the_steps_taken():
 
 def test_the_statement_names_another_sampling_and_its_adjacency():
     text = flat(make(sdp.ItemDP(1.0), sdp.Shuffle(20), noise_multiplier=20.0).statement())
-    assert "Shuffle(batch_size=20)" in text
+    assert "Shuffle(batch_size=20, keep_probability=1.0)" in text
     assert "replacing the contents of all items of one subject, in place" in text
     assert "shuffled epochs" in text
 

@@ -306,7 +306,7 @@ def test_leaves_that_are_no_arrays_of_rows_are_refused(x, message):
         ({"subject": np.zeros((N, 1), int)}, r"subject has shape \(40, 1\)"),
         ({"subject": np.zeros(0, int)}, r"subject has shape \(0,\)"),
         ({"subject": SUBJECT - 1}, "subject has the code -1"),
-        ({"element": SUBJECT}, r"unknown keys \['element'\]"),
+        ({"elements": SUBJECT}, r"unknown keys \['elements'\]"),
     ],
 )
 def test_wrong_features_are_refused(changes, message):

@@ -15,6 +15,11 @@ import importlib
 from typing import Any
 
 from tf_subjectdp.accounting.accountants import SubjectPLDAccountant, SubjectRdpAccountant
+from tf_subjectdp.accounting.clipped_parts import (
+    mixed_clipping_event,
+    mixed_clipping_fixed_size_event,
+    mixed_clipping_shuffled_event,
+)
 from tf_subjectdp.accounting.event_types import (
     FixedSizeReplaceOneDpEvent,
     PoissonReplaceOneDpEvent,
@@ -79,6 +84,9 @@ __all__ = [
     "higradavg_event",
     "histogram_event",
     "item_event",
+    "mixed_clipping_event",
+    "mixed_clipping_fixed_size_event",
+    "mixed_clipping_shuffled_event",
     "noise_multiplier",
     "nonprivate_event",
     "paper_rules",

@@ -34,6 +34,11 @@ from tf_subjectdp.accounting.tradeoff.batch_clipping import (
 )
 from tf_subjectdp.accounting.tradeoff.curves import Subsampled, TradeOff
 from tf_subjectdp.accounting.tradeoff.gaussians import GaussianCurve, RevealedGaussians
+from tf_subjectdp.accounting.tradeoff.plan_curves import (
+    fixed_size_parts_curve,
+    sampled_parts_curve,
+    shuffled_parts_curve,
+)
 from tf_subjectdp.accounting.tradeoff.polyline import PiecewiseLinear, from_powers, lower_hull
 from tf_subjectdp.accounting.tradeoff.published import (
     paper_e1_curve,
@@ -59,6 +64,7 @@ __all__ = [
     "closed_form_curve",
     "double_conjugate",
     "exact_curve",
+    "fixed_size_parts_curve",
     "from_approximate_dp",
     "gaussian",
     "group",
@@ -72,6 +78,8 @@ __all__ = [
     "paper_f3_occupancy",
     "piecewise_linear",
     "power",
+    "sampled_parts_curve",
+    "shuffled_parts_curve",
     "subsample",
     "tensor",
     "upper_curve",

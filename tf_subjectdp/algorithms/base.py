@@ -39,6 +39,7 @@ REPLACE_SUBJECT = "replacing the contents of all items of one subject, in place"
 CHANGE_ANYTHING = "any change of the data"
 ADD_OR_REMOVE_ITEM = "adding or removing one item"
 REPLACE_ITEM = "replacing the contents of one item, in place"
+REPLACE_ELEMENT = "replacing, adding or removing one element of one subject, with all of its items"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,9 @@ class SamplingFacts:
     """The public constants of a plan that a guarantee depends on.
 
     Attributes:
-      scheme: "poisson_items", "poisson_subjects", "fixed_size" or "shuffle".
-      rate: probability that an item (a subject, for "poisson_subjects") is in a step's batch.
+      scheme: "poisson_items", "poisson_subjects", "poisson_elements", "fixed_size" or "shuffle".
+      rate: probability that an item (a subject for "poisson_subjects", an element of a subject for
+        "poisson_elements") is in a step's batch.
       n_items: items in the data, after contribution bounding.
       n_subjects: subjects in the data.
       batch_size: expected (or fixed) number of items of a step.
@@ -56,6 +58,8 @@ class SamplingFacts:
       step_cap: most items that a sampled subject brings to a step; None without such a cap.
       data_cap: whether items were dropped to make `max_items` hold, so that one may displace another.
       steps_per_epoch: steps of one pass over the data.
+      max_element_items: the most items that one element of a subject has; None if elements were not
+        counted.
     """
 
     scheme: str
@@ -68,6 +72,7 @@ class SamplingFacts:
     step_cap: int | None = None
     data_cap: bool = False
     steps_per_epoch: int = 1
+    max_element_items: int | None = None
 
     @property
     def items_in_step(self) -> int:
@@ -88,6 +93,8 @@ class SamplingFacts:
         """Largest probability that a subject has any item in a step's batch."""
         if self.scheme == "poisson_subjects":
             return self.rate
+        if self.scheme == "poisson_elements":
+            raise ValueError("elements are sampled one by one: a subject has no rate of its own.")
         if self.scheme == "poisson_items":
             if self.rate >= 1.0:
                 return 1.0
@@ -124,7 +131,7 @@ class Guarantee:
     """What a run of steps promises to one unit.
 
     Attributes:
-      unit: "subject" or "item".
+      unit: "subject", "element" (of a subject) or "item".
       adjacency: the change of the data that the promise is about, in words.
       events: dp_accounting events, each of which alone bounds `steps_per_event` steps; the
         smallest resulting epsilon counts.
@@ -207,8 +214,17 @@ class Algorithm(abc.ABC):
 
     clip_norm: float
 
-    unit_of_noise: ClassVar[str] = "clip_norm"
     kind: ClassVar[str]
+    #: Whose epsilon a plan promises unless told otherwise, and whose the statement gives.
+    default_unit: ClassVar[str] = "subject"
+    units: ClassVar[tuple[str, ...]] = ("subject", "item")
+    #: Whether a row's element is needed to form the terms.
+    needs_elements: ClassVar[bool] = False
+    #: How many clip norms one unit of `noise_multiplier` is.
+    clip_norms_of_noise: ClassVar[float] = 1.0
+    #: How a clipped term comes about where it is not a mean of gradients, and how C changes.
+    inner: ClassVar[Any] = None
+    clip_schedule: ClassVar[Any] = None
 
     def __post_init__(self):
         clip_norm = _finite("clip_norm", self.clip_norm, lambda v: v > 0.0, "above 0")
@@ -225,13 +241,26 @@ class Algorithm(abc.ABC):
         object.__setattr__(self, "clip_norm", clip_norm)
 
     @abc.abstractmethod
-    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> clipping.BatchPartition:
+    def partition(
+        self, subject: tf.Tensor, mask: tf.Tensor, element: tf.Tensor | None = None
+    ) -> clipping.BatchPartition:
         """Says which rows of a batch form which clipped term.
 
         Args:
           subject: integer or string [B].
           mask: bool [B], False for padding.
+          element: integer or string [B]; only for algorithms that need it (`needs_elements`).
         """
+
+    def noise_stddev(self, noise_multiplier: float) -> float:
+        """The noise's standard deviation on every coordinate of the sum."""
+        return noise_multiplier * self.clip_norms_of_noise * self.clip_norm
+
+    def notes(
+        self, facts: SamplingFacts, noise_multiplier: float, steps: int, delta: float
+    ) -> list[str]:
+        """Further sentences of the statement; none unless an algorithm has some."""
+        return []
 
     def divisor(self, facts: SamplingFacts) -> float:
         """The constant by which the noised sum is divided; never a function of the batch."""
@@ -241,12 +270,21 @@ class Algorithm(abc.ABC):
         """What one step promises to a person. Raises ValueError where nothing is proven."""
         return self._guarantee("subject", facts, noise_multiplier)
 
+    def element_guarantee(self, facts: SamplingFacts, noise_multiplier: float) -> Guarantee:
+        """What one step promises to one element of a person. ValueError where nothing is proven."""
+        return self._guarantee("element", facts, noise_multiplier)
+
     def item_guarantee(self, facts: SamplingFacts, noise_multiplier: float) -> Guarantee:
         """What one step promises to a single item. Raises ValueError where nothing is proven."""
         return self._guarantee("item", facts, noise_multiplier)
 
     def _guarantee(self, unit: str, facts: SamplingFacts, noise_multiplier: float) -> Guarantee:
         rule = getattr(self, f"_{unit}_under_{facts.scheme}", None)
+        if unit not in self.units:
+            raise ValueError(
+                f"{type(self).__name__} knows no {unit}s, only {', '.join(self.units)}; elements are "
+                "what ElementDP protects."
+            )
         if rule is None:
             raise ValueError(
                 f"{type(self).__name__} with sampling {facts.scheme!r} has no proven guarantee for "

@@ -44,7 +44,9 @@ class GroupDP(base.Algorithm):
         cap = base.check_cap("max_items_per_subject", self.max_items_per_subject)
         object.__setattr__(self, "max_items_per_subject", cap)
 
-    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> clipping.BatchPartition:
+    def partition(
+        self, subject: tf.Tensor, mask: tf.Tensor, element: tf.Tensor | None = None
+    ) -> clipping.BatchPartition:
         if self.max_items_per_subject is not None:
             index = clipping.subject_index(subject, mask)
             mask = clipping.random_subset(index, self.max_items_per_subject) >= 0

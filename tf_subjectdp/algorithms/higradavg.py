@@ -49,7 +49,9 @@ class HiGradAvg(base.Algorithm):
                 f"normalization={self.normalization!r} is unknown; use one of {_NORMALIZATIONS}."
             )
 
-    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> clipping.BatchPartition:
+    def partition(
+        self, subject: tf.Tensor, mask: tf.Tensor, element: tf.Tensor | None = None
+    ) -> clipping.BatchPartition:
         sizes = clipping.sizes_of_rows(clipping.subject_index(subject, mask))
         return clipping.item_terms(mask)._replace(group_scale=1.0 / sizes)
 

@@ -33,7 +33,9 @@ class ItemDP(base.Algorithm):
 
     kind: ClassVar[str] = "linear"
 
-    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> clipping.BatchPartition:
+    def partition(
+        self, subject: tf.Tensor, mask: tf.Tensor, element: tf.Tensor | None = None
+    ) -> clipping.BatchPartition:
         return clipping.item_terms(mask)
 
     def _subject_under_poisson_items(self, facts, sigma):

@@ -33,7 +33,9 @@ class SubjectDP(base.Algorithm):
 
     kind: ClassVar[str] = "grouped"
 
-    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> clipping.BatchPartition:
+    def partition(
+        self, subject: tf.Tensor, mask: tf.Tensor, element: tf.Tensor | None = None
+    ) -> clipping.BatchPartition:
         return clipping.subject_mean_terms(subject, mask)
 
     def divisor(self, facts: base.SamplingFacts) -> float:

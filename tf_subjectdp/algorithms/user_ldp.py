@@ -33,7 +33,9 @@ class UserLDP(base.Algorithm):
 
     kind: ClassVar[str] = "grouped"
 
-    def partition(self, subject: tf.Tensor, mask: tf.Tensor) -> clipping.BatchPartition:
+    def partition(
+        self, subject: tf.Tensor, mask: tf.Tensor, element: tf.Tensor | None = None
+    ) -> clipping.BatchPartition:
         del subject  # The unit is everybody in the batch.
         return clipping.batch_mean_term(mask)
 

@@ -8,14 +8,23 @@ import importlib
 from typing import Any
 
 _HOME = {
-    "engine": ("ClippedSum", "EngineOptions", "choose_strategy", "clipped_sum"),
+    "engine": (
+        "PART_UPDATES",
+        "ClippedSum",
+        "EngineOptions",
+        "choose_strategy",
+        "clipped_sum",
+    ),
+    "part_updates": ("PartUpdates",),
     "norm_only": ("NoRule", "Record", "register_norm_rule"),
     "norm_only.checking": ("RuleCheck", "check_norm_rule"),
     "partition": (
         "BatchPartition",
         "batch_mean_term",
+        "element_mean_terms",
         "group_sizes",
         "item_terms",
+        "random_part_mean_terms",
         "random_subset",
         "sizes_of_rows",
         "subject_index",

@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_subjectdp.clipping import loop, norm_only, vectorized
+from tf_subjectdp.clipping.empty import padded_if_empty
 from tf_subjectdp.clipping.norm_only import compiled
+from tf_subjectdp.clipping.part_updates import PartUpdates
 from tf_subjectdp.clipping.partition import BatchPartition
 
 _log = logging.getLogger("tf_subjectdp")
@@ -121,6 +123,9 @@ STRATEGIES = {
     "vectorized": Strategy("per-item gradients by tf.vectorized_map", vectorized.clipped_sum),
     "loop": Strategy("one backward pass for each {unit}", loop.clipped_sum),
 }
+
+#: What is said where `PartUpdates` take the place of gradients.
+PART_UPDATES = "clipping engine: each part's rows go through the model together, one part at a time"
 
 
 def choose_strategy(
@@ -220,6 +225,7 @@ def clipped_sum(
     strategy: str,
     options: EngineOptions = EngineOptions(),
     layers: Sequence[Any] = (),
+    updates: PartUpdates | None = None,
 ) -> ClippedSum:
     """Computes sum_a group_scale[a] * clip(sum_{i in a} item_scale[i] * g_i, clip_norm).
 
@@ -232,6 +238,8 @@ def clipped_sum(
       strategy: a name in `STRATEGIES`, as `choose_strategy` returned it.
       options: budget and chunk bounds.
       layers: as in `choose_strategy`.
+      updates: what takes the place of a group's sum of gradients (GROUPED rules only); its statistics
+        follow the variables in `ClippedSum.total`. None for gradients.
 
     Returns:
       The `ClippedSum`. A row whose gradient is not finite counts as zero and is counted.
@@ -239,7 +247,7 @@ def clipped_sum(
     Raises:
       ValueError: `row_function` does not give one loss a row.
     """
-    if options.jit_compile and strategy == "norm_only":
+    if updates is None and options.jit_compile and strategy == "norm_only":
         return _compiled_sum(row_function, variables, rows, partition, clip_norm, layers)
     group = partition.group
     taking_part = tf.cast(tf.where(group >= 0)[:, 0], tf.int32)
@@ -251,7 +259,7 @@ def clipped_sum(
     # the predictions' structure are the same as ever.
     empty = tf.cast(tf.equal(count, 0), tf.int32)
     index = tf.concat([taking_part, tf.zeros([empty], tf.int32)], 0)
-    rows, (group, item_scale, group_scale) = _padded_if_empty(rows, tuple(partition[:3]))
+    rows, (group, item_scale, group_scale) = padded_if_empty(rows, tuple(partition[:3]))
     ordered = BatchPartition(
         group=tf.gather(group, index),
         item_scale=tf.where(empty > 0, 0.0, tf.gather(item_scale, index)),
@@ -261,6 +269,8 @@ def clipped_sum(
     rows_spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
     outputs_spec = _output_specs(row_function, rows_spec)
     chosen = STRATEGIES[strategy]
+    if updates is not None:
+        chosen = Strategy(PART_UPDATES, updates.clipped_sum)
     total, outputs, stats = chosen.run(
         row_function,
         variables,
@@ -282,7 +292,7 @@ def clipped_sum(
 def _compiled_sum(row_function, variables, rows, partition, clip_norm, layers) -> ClippedSum:
     """All rows go through one XLA program; only then are those picked that took part."""
     taking_part = tf.cast(tf.where(partition.group >= 0)[:, 0], tf.int32)
-    rows, vectors = _padded_if_empty(rows, tuple(partition[:3]))
+    rows, vectors = padded_if_empty(rows, tuple(partition[:3]))
     # The row that fills an empty batch belongs to no group.
     empty = tf.equal(tf.shape(partition.group)[0], 0)
     group = tf.where(empty, -1, vectors[0])
@@ -330,19 +340,3 @@ def _buffers(specs: Any) -> list[tf.TensorArray]:
         tf.TensorArray(s.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=s.shape)
         for s in tf.nest.flatten(specs)
     ]
-
-
-def _padded_if_empty(rows: Any, vectors: tuple[tf.Tensor, ...]) -> tuple[Any, Any]:
-    """Gives tensors without rows one row of zeros; others pass unchanged, and are not copied."""
-    parts = (rows, vectors)
-    flat = tf.nest.flatten(parts)
-    if any(t.shape[0] for t in flat):
-        return parts
-
-    def one_row():
-        return [tf.zeros(tf.concat([[1], tf.shape(t)[1:]], 0), t.dtype) for t in flat]
-
-    found = tf.cond(tf.equal(tf.shape(vectors[0])[0], 0), one_row, lambda: flat)
-    for tensor, given in zip(found, flat, strict=True):
-        tensor.set_shape([None, *given.shape[1:]])
-    return tf.nest.pack_sequence_as(parts, found)

@@ -49,6 +49,40 @@ def subject_mean_terms(subject: tf.Tensor, mask: tf.Tensor) -> BatchPartition:
     return BatchPartition(index, 1.0 / sizes_of_rows(index), ones, linear=False)
 
 
+def element_mean_terms(subject: tf.Tensor, element: tf.Tensor, mask: tf.Tensor) -> BatchPartition:
+    """The mean over each (subject, element) pair's unmasked rows is a term (GROUPED).
+
+    Args:
+      subject: integer or string [B], the subject of each row.
+      element: integer or string [B], the element of each row; two subjects' elements of one name are
+        two terms.
+      mask: bool [B], False for padding rows.
+    """
+    _, subjects = tf.unique(subject, out_idx=tf.int64)
+    _, elements = tf.unique(element, out_idx=tf.int64)
+    pairs = subjects * tf.size(element, out_type=tf.int64) + elements
+    return subject_mean_terms(pairs, mask)
+
+
+def random_part_mean_terms(mask: tf.Tensor, parts: int) -> BatchPartition:
+    """Each unmasked row joins one of `parts` parts; the mean over a part's rows is a term (GROUPED).
+
+    Every row has a draw of its own, uniform and fresh at every call: one row more or less does not
+    move the others, as slicing the batch by position would.
+
+    Args:
+      mask: bool [B].
+      parts: m, at least 1.
+    """
+    if parts == 1:
+        return batch_mean_term(mask)
+    # Of 64 bits, so that no part is likelier than another by more than parts / 2^64.
+    part = tf.random.stateless_uniform(
+        tf.shape(mask), fresh_seed(), minval=0, maxval=parts, dtype=tf.int64, alg="philox"
+    )
+    return subject_mean_terms(part, mask)
+
+
 def batch_mean_term(mask: tf.Tensor) -> BatchPartition:
     """The mean over all unmasked rows is the one term (GROUPED): bool [B] to a partition."""
     present = tf.maximum(tf.reduce_sum(tf.cast(mask, tf.float32)), 1.0)

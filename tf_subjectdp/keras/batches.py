@@ -27,6 +27,7 @@ class People(NamedTuple):
       weight: float32 [B], sample weights.
       seeded: bool scalar, whether the batch was drawn with a seed.
       draw: how the batch was drawn; None if no plan drew it.
+      element: integer or string [B], the element of each row; None if there are none.
     """
 
     subject: tf.Tensor
@@ -34,6 +35,7 @@ class People(NamedTuple):
     weight: tf.Tensor
     seeded: tf.Tensor
     draw: "Draw | None"
+    element: tf.Tensor | None = None
 
 
 class Draw(NamedTuple):
@@ -67,6 +69,14 @@ def people_of(extras: Any) -> People:
             f"'subject' has type {subject.dtype.name} and shape {subject.shape}: pass one integer or "
             "string a row."
         )
+    element = extras.get("element")
+    if element is not None:
+        element = tf.convert_to_tensor(element)
+        if not (element.dtype.is_integer or element.dtype == tf.string) or element.shape.rank != 1:
+            raise ValueError(
+                f"'element' has type {element.dtype.name} and shape {element.shape}: pass one integer "
+                "or string a row."
+            )
     ones = tf.ones(tf.shape(subject), tf.float32)
     mask = tf.convert_to_tensor(extras.get("mask", tf.cast(ones, tf.bool)))
     weight = tf.cast(extras.get("weight", ones), tf.float32)
@@ -77,7 +87,8 @@ def people_of(extras: Any) -> People:
     parts = [extras.get(name) for name in ("plan", "pass", "step")]
     # Keras 2's `train_on_batch` wants a leading axis on every part.
     drawn = None if None in parts else Draw(*(tf.reshape(part, [-1])[0] for part in parts))
-    return People(subject, mask, weight, tf.reduce_any(extras.get("seeded", False)), drawn)
+    seeded = tf.reduce_any(extras.get("seeded", False))
+    return People(subject, mask, weight, seeded, drawn, element)
 
 
 def check_lengths(rows: Any, people: People) -> list[Any]:
@@ -87,6 +98,7 @@ def check_lengths(rows: Any, people: People) -> list[Any]:
       ValueError: parts whose lengths are known and differ.
     """
     parts = [*tf.nest.flatten(rows), people.subject, people.mask]
+    parts += [] if people.element is None else [people.element]
     known = sorted({t.shape[0] for t in parts if t.shape.rank and t.shape[0] is not None})
     if len(known) > 1 or any(t.shape.rank == 0 for t in parts):
         shapes = [tuple(t.shape) for t in parts]

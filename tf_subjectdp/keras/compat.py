@@ -10,6 +10,7 @@ from tf_subjectdp.clipping.variables import raw
 __all__ = [
     "KERAS_3",
     "all_layers",
+    "batch_statistics",
     "counter",
     "own_losses",
     "raw",
@@ -52,6 +53,15 @@ def all_layers(model: Any) -> list[Any]:
     models = [] if model is None else model if isinstance(model, (list, tuple)) else [model]
     found = {id(layer): layer for each in models for layer in each._flatten_layers()}
     return list(found.values())
+
+
+def batch_statistics(layers: Any) -> list[tuple[Any, float | None]]:
+    """The moving statistics that training writes to: pairs (variable, smallest value or None)."""
+    found = []
+    for layer in layers:
+        if isinstance(layer, tf.keras.layers.BatchNormalization) and layer.trainable:
+            found += [(layer.moving_mean, None), (layer.moving_variance, 0.0)]
+    return found
 
 
 def own_losses(layer: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from tf_subjectdp.keras import batches, compat, fit_checks, validation
 from tf_subjectdp.keras.callbacks import PrivacyScalars, fit_callbacks
 from tf_subjectdp.keras.item_loss import ItemLoss
 from tf_subjectdp.keras.optimizer import DPOptimizer
+from tf_subjectdp.keras.penalties import weight_penalties
 from tf_subjectdp.keras.releases import Releases
 from tf_subjectdp.keras.saving import SavesPrivacyState
 from tf_subjectdp.keras.step import private_step
@@ -104,6 +105,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
                 f"the strategy has {replicas} replicas, which would see parts of one person each, and "
                 "no clipping rule holds across them; train on one device."
             )
+        layers = compat.all_layers(self.inner_model)
+        validation.check_batch_normalization(layers, optimizer.algorithm)
         self._note_releases()
         self._releases.hand_over(optimizer)
         self._item_loss = ItemLoss(
@@ -178,14 +181,20 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         if not self.inner_model.built or not self.built:
             self(tf.nest.map_structure(batches.zero_row, x_spec))
         trainable = tuple(id(v) for v in self.trainable_variables)
+        optimizer, layers = self._optimizer(), compat.all_layers(self.inner_model)
         validation.check_layers(self.inner_model)
+        validation.check_batch_normalization(layers, optimizer.algorithm)
         if self._engine_choice is not None and self._checked_spec == (x_spec, y_spec, trainable):
             return
         if not trainable:
             raise ValueError("the model has no trainable weights; nothing can be trained.")
-        validation.check_forward_pass(self.inner_model, x_spec)
-        optimizer = self._optimizer()
+        statistics = [variable for variable, _ in compat.batch_statistics(layers)]
+        validation.check_forward_pass(self.inner_model, x_spec, statistics)
         self.make_optimizer_variables()
+        self._checked_spec = (x_spec, y_spec, trainable)
+        if statistics or optimizer.algorithm.inner is not None:
+            self._engine_choice = ("loop", clipping.PART_UPDATES)
+            return
         rows_spec = (x_spec, y_spec, tf.TensorSpec([None], tf.float32))
         self._engine_choice = clipping.choose_strategy(
             self._row_function,
@@ -193,9 +202,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             rows_spec,
             linear=optimizer.algorithm.kind == "linear",
             options=optimizer.engine,
-            layers=compat.all_layers(self.inner_model),
+            layers=layers,
         )
-        self._checked_spec = (x_spec, y_spec, trainable)
 
     def _row_function(self, rows: Any) -> tuple[tf.Tensor, Any]:
         x, y, weight = rows
@@ -210,7 +218,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         if self._engine_choice is None:
             self._prepare(tf.nest.map_structure(tf.TensorSpec.from_tensor, data))
         variables = self.trainable_variables
-        regularization, extra_gradients = self._regularization(variables)
+        regularization, extra_gradients = weight_penalties(self.inner_model, variables)
         summed = private_step(
             optimizer,
             self._row_function,
@@ -223,7 +231,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         )
         y, weight = tf.nest.map_structure(lambda t: tf.gather(t, summed.rows), (y, weight))
         logs = dict(self.compute_metrics(None, y, summed.predictions, weight))
-        noise = optimizer.noise_multiplier * optimizer.algorithm.clip_norm
+        noise = optimizer.algorithm.noise_stddev(optimizer.noise_multiplier)
         self._trackers.update(summed, regularization, noise)
         logs.update(self._trackers.results(compat.raw(optimizer.privacy_steps)))
         return logs
@@ -263,18 +271,6 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             return super().train_on_batch(x, y, extras, **kwargs)
         finally:
             self._note_releases()
-
-    def _regularization(self, variables: Any) -> tuple[tf.Tensor, list[tf.Tensor] | None]:
-        """The weights' own penalties: free of data, so outside the clipping, once a step."""
-        tensors = [compat.raw(v) for v in variables]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(tensors)
-            losses = [tf.cast(loss, tf.float32) for loss in self.inner_model.losses]
-            if not losses:
-                return tf.constant(0.0), None
-            total = tf.add_n(losses)
-        gradients = tape.gradient(total, tensors, unconnected_gradients="zero")
-        return total, [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Keras's own; a plan's batches are evaluated without their padding."""

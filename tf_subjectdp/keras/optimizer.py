@@ -20,8 +20,9 @@ from tf_subjectdp.algorithms import (
     check_noise_multiplier,
 )
 from tf_subjectdp.clipping import EngineOptions
-from tf_subjectdp.keras import compat
+from tf_subjectdp.keras import after_update, compat
 from tf_subjectdp.keras.batches import Draw
+from tf_subjectdp.keras.part_engines import PartEngines
 from tf_subjectdp.keras.step_count import CountsSteps
 from tf_subjectdp.plans import Plan
 
@@ -53,6 +54,8 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         a plan and without a divisor the sum itself is applied (divisor 1).
       plan: the `Plan` that fixes all of the above and the number of steps.
       engine: `EngineOptions`, or its fields as a dict.
+      weight_radius: None, or the radius of an L2 ball around 0 into which all weights are scaled after
+        each update (the projection of Asi et al., Algorithm 1).
       name: name of the optimizer.
     """
 
@@ -65,6 +68,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         divisor: float | None = None,
         plan: Plan | None = None,
         engine: EngineOptions | dict | None = None,
+        weight_radius: float | None = None,
         name: str = "DPOptimizer",
         **kwargs: Any,
     ):
@@ -94,11 +98,9 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             raise TypeError(f"algorithm={algorithm!r} must be an algorithm such as HiGradAvg(1.0).")
         if noise_multiplier is None:
             raise ValueError("noise_multiplier is missing; 0.0 is allowed and is not private.")
-        divisor = 1.0 if divisor is None else divisor
-        if isinstance(divisor, bool) or not isinstance(divisor, numbers.Real):
-            raise TypeError(f"divisor={divisor!r} must be a number.")
-        if not math.isfinite(divisor) or divisor <= 0.0:
-            raise ValueError(f"divisor={divisor} must be finite and above 0.")
+        divisor = _above_zero("divisor", 1.0 if divisor is None else divisor)
+        if weight_radius is not None:
+            weight_radius = _above_zero("weight_radius", weight_radius)
         if compat.KERAS_3:
             super().__init__(learning_rate=0.0, name=name)
         else:
@@ -106,7 +108,9 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         self.inner = inner
         self._algorithm = algorithm
         self._noise_multiplier = check_noise_multiplier(noise_multiplier)
-        self._divisor = float(divisor)
+        self._divisor = divisor
+        self._weight_radius = weight_radius
+        self._parts = PartEngines()
         self._plan = plan
         self.engine = _engine_options(engine)
         self._engine_said = ""
@@ -146,12 +150,15 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         extra_gradients: Sequence[tf.Tensor] | None,
         draw: Draw | None,
         seeded: tf.Tensor,
+        statistics: Sequence[Any] = (),
+        factor: tf.Tensor | None = None,
     ) -> None:
         """Counts the step, adds noise to a clipped sum, divides by the constant, and updates.
 
         For `private_step` alone, which has clipped. Args: `total`, float32 tensors shaped as
         `variables`; what all of it waits for; the noise's fresh seed; gradients free of data that are
-        added after the division; which draw the batch is; whether it was drawn with a seed.
+        added after the division; which draw the batch is; whether it was drawn with a seed; moving
+        statistics, whose changes come last in `total`; what multiplies the noised sum, if anything.
         """
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if replicas > 1:
@@ -167,15 +174,21 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         # The sums wait for the count. The noise does not: it can be made beside the batch's gradients.
         with tf.control_dependencies(counted):
             total = [tf.identity(part) for part in total]
-        stddev = self.noise_multiplier * self.algorithm.clip_norm
+        stddev = self.algorithm.noise_stddev(self.noise_multiplier)
         gradients = add_gaussian_noise(total, stddev, divisor=self.divisor, seed=seed)
+        if factor is not None:
+            gradients = [factor * part for part in gradients]
+        gradients, changes = gradients[: len(variables)], gradients[len(variables) :]
         with tf.control_dependencies(counted):
+            after_update.move_statistics(statistics, changes)
             if extra_gradients is not None:
                 gradients = [g + e for g, e in zip(gradients, extra_gradients, strict=True)]
             gradients = [
                 tf.cast(g, compat.raw(v).dtype) for g, v in zip(gradients, variables, strict=True)
             ]
             self.inner.apply_gradients(list(zip(gradients, variables, strict=True)))
+            if self._weight_radius is not None:
+                after_update.project(variables, self._weight_radius)
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:
         """Always refused: raises ValueError that says what to call instead."""
@@ -264,6 +277,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             # Not optimizers.serialize, whose inverse does not know all of Keras's own optimizers.
             "inner": tf.keras.utils.serialize_keras_object(self.inner),
             "engine": dataclasses.asdict(self.engine),
+            "weight_radius": self._weight_radius,
         }
         if self.plan is not None:
             return {**config, "plan": self.plan.get_config()}
@@ -286,6 +300,14 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         if config.get("algorithm") is not None:
             config["algorithm"] = algorithm_from_config(config["algorithm"])
         return cls(inner, **config)
+
+
+def _above_zero(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}={value!r} must be a number.")
+    if not math.isfinite(value) or value <= 0.0:
+        raise ValueError(f"{name}={value} must be finite and above 0.")
+    return float(value)
 
 
 class _CallableList(list):

@@ -10,9 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from tf_subjectdp import clipping
-from tf_subjectdp.keras import compat
+from tf_subjectdp.keras import compat, validation
 from tf_subjectdp.keras.batches import check_lengths, check_mark, people_of
 from tf_subjectdp.keras.optimizer import DPOptimizer
+from tf_subjectdp.keras.part_engines import clip_factor
 
 
 def private_step(
@@ -59,8 +60,8 @@ def private_step(
       variables: what is trained.
       rows: nest of tensors [B, ...]; B may be 0: the step then adds noise alone.
       extras: the third part of a batch of `plan.dataset`; or, with an optimizer without a plan, a
-        dict with "subject" (integer or string [B], the person of each row) and, where there is
-        padding, "mask" (bool [B], False for padding rows).
+        dict with "subject" (integer or string [B], the person of each row), for `ElementDP` "element"
+        (the same), and, where there is padding, "mask" (bool [B], False for padding rows).
       extra_gradients: gradients that do not depend on the data, one a variable.
       strategy: "norm_only", "vectorized" or "loop"; None chooses (once a trace) and logs a new choice.
       model: the Keras model (or layer, or a list of them) that `row_function` calls: the fast engine
@@ -87,8 +88,17 @@ def private_step(
     seed = clipping.fresh_seed()
     people = people_of(extras)
     guards = check_mark(people.draw, optimizer.plan) + check_lengths(rows, people)
-    partition = optimizer.algorithm.partition(people.subject, people.mask)
-    layers = compat.all_layers(model)
+    algorithm, layers = optimizer.algorithm, compat.all_layers(model)
+    validation.check_batch_normalization(layers, algorithm)
+    partition = algorithm.partition(people.subject, people.mask, people.element)
+    factor = clip_factor(algorithm, optimizer.privacy_steps)
+    if factor is not None:
+        # Clipping v / f to C and multiplying by f clips v to f C.
+        partition = partition._replace(item_scale=partition.item_scale / factor)
+    statistics = compat.batch_statistics(layers)
+    updates = optimizer._parts.engine(algorithm.inner, variables, statistics)
+    if updates is not None:
+        strategy = "loop"
     if strategy is None:
         spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
         strategy, optimizer._engine_said = clipping.choose_strategy(
@@ -105,10 +115,11 @@ def private_step(
         tensors,
         rows,
         partition,
-        optimizer.algorithm.clip_norm,
+        algorithm.clip_norm,
         strategy=strategy,
         options=optimizer.engine,
         layers=layers,
+        updates=updates,
     )
     optimizer._release(
         summed.total,
@@ -118,5 +129,7 @@ def private_step(
         extra_gradients=extra_gradients,
         draw=people.draw,
         seeded=people.seeded,
+        statistics=statistics,
+        factor=factor,
     )
     return summed

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model must not do: mix the items of a batch, or write data into variables un-noised.
 
-Knows Keras layers only. A layer that averages over the batch makes one person's gradient depend on
-others; a layer that keeps statistics (BatchNormalization's moving averages) stores people's data
-without noise, and clipping gradients does not help.
+Knows Keras layers and the kind of clipping rule. A layer that averages over the batch makes one
+person's gradient depend on others; a layer that keeps statistics (BatchNormalization's moving averages)
+stores people's data without noise, and clipping gradients does not help.
 """
 
 from typing import Any
 
 import tensorflow as tf
 
+from tf_subjectdp.algorithms.part_clipping import PartClipping
 from tf_subjectdp.keras import compat
 
 # Whatever puts values into a variable or a table: the beginnings of the ops' names.
@@ -26,17 +27,10 @@ def check_layers(model: Any) -> None:
     """Refuses layers that mix the items of a batch, by name.
 
     Raises:
-      ValueError: a trainable BatchNormalization (also a subclass), a stateful recurrent layer, or an
-        activity regulariser.
+      ValueError: a stateful recurrent layer, or an activity regulariser.
     """
     for layer in _layers(model):
         name = f"layer {layer.name!r} ({type(layer).__name__})"
-        if isinstance(layer, tf.keras.layers.BatchNormalization) and layer.trainable:
-            raise ValueError(
-                f"{name} normalises over the items of a batch and keeps their statistics without "
-                "noise. Use LayerNormalization or GroupNormalization instead, or freeze it "
-                f"(model.get_layer({layer.name!r}).trainable = False) to use stored statistics."
-            )
         if getattr(layer, "stateful", False) and isinstance(layer, tf.keras.layers.RNN):
             raise ValueError(
                 f"{name} is stateful: it carries items of one batch into the next. Use "
@@ -49,16 +43,41 @@ def check_layers(model: Any) -> None:
             )
 
 
+def check_batch_normalization(layers: Any, algorithm: Any) -> None:
+    """Refuses layers that normalise over a batch, unless whole parts of it are what is clipped.
+
+    Args:
+      layers: the model's layers, nested ones included.
+      algorithm: the clipping rule.
+
+    Raises:
+      ValueError: a trainable BatchNormalization (also a subclass) under another rule than
+        `BatchClipping` and `MixedClipping`.
+    """
+    if isinstance(algorithm, PartClipping):
+        return
+    for layer in layers:
+        if isinstance(layer, tf.keras.layers.BatchNormalization) and layer.trainable:
+            raise ValueError(
+                f"layer {layer.name!r} ({type(layer).__name__}) normalises over the items of a batch "
+                "and keeps their statistics without noise. Use LayerNormalization or "
+                "GroupNormalization instead, or freeze it "
+                f"(model.get_layer({layer.name!r}).trainable = False) to use stored statistics; or "
+                "clip whole parts of a batch, BatchClipping or MixedClipping, where it is allowed."
+            )
+
+
 def _layers(model: Any) -> list[Any]:
     return [layer for layer in compat.all_layers(model) if layer is not model]
 
 
-def check_forward_pass(model: Any, spec: Any) -> None:
+def check_forward_pass(model: Any, spec: Any, noised: Any = ()) -> None:
     """Traces one training pass and refuses what a name cannot show.
 
     Args:
       model: a built Keras model.
       spec: nest of `tf.TensorSpec`, the model's input.
+      noised: variables that may be written to, since their changes are clipped and noised.
 
     Raises:
       ValueError: the pass writes to a variable that is no random seed, or adds a loss.
@@ -78,7 +97,7 @@ def check_forward_pass(model: Any, spec: Any) -> None:
             "a layer calls add_loss: it would be added outside the clipping. Put it into the loss "
             "function, one value an item; for a penalty on weights use a regularizer of the weight."
         )
-    writes = sorted(_written_variables(model, graph))
+    writes = sorted(_written_variables(model, graph, noised))
     if writes:
         raise ValueError(
             f"in training the model writes to {', '.join(writes)}: values computed from people's data "
@@ -87,12 +106,13 @@ def check_forward_pass(model: Any, spec: Any) -> None:
         )
 
 
-def _written_variables(model: Any, graph: Any) -> set[str]:
+def _written_variables(model: Any, graph: Any, noised: Any) -> set[str]:
     names = {}
     for variable in (compat.raw(v) for v in model.weights):
         names[id(variable.handle)] = variable.name
     # Random layers of Keras 3 advance a seed state, which does not depend on the data.
     states = compat.seed_handles(compat.all_layers(model))
+    states |= {id(compat.raw(variable).handle) for variable in noised}
     seeds = {inner.op.name for outer, inner in graph.captures if id(outer) in states}
     resource_names = {inner.op.name: names.get(id(outer)) for outer, inner in graph.captures}
     written = set()

@@ -10,16 +10,16 @@ import importlib
 from typing import Any
 
 from tf_subjectdp.sampling.bounding import bound_batch, bound_contributions, bounded_batches
+from tf_subjectdp.sampling.dealt import FixedSize, Shuffle, sampler_from_config
 from tf_subjectdp.sampling.fingerprint import dataset_fingerprint
 from tf_subjectdp.sampling.grouping import SubjectTable, count_items, encode_ids, rows_by_subject
+from tf_subjectdp.sampling.pairs import ElementStats
 from tf_subjectdp.sampling.randomness import fresh_rng
 from tf_subjectdp.sampling.samplers import (
-    FixedSize,
+    PoissonElements,
     PoissonItems,
     PoissonSubjects,
     Sampler,
-    Shuffle,
-    sampler_from_config,
 )
 from tf_subjectdp.sampling.silos import SiloStats
 from tf_subjectdp.sampling.stats import SubjectStats
@@ -28,7 +28,9 @@ from tf_subjectdp.sampling.tables import stats_from_table
 _NEEDS_TENSORFLOW = {"to_dataset": "tf_subjectdp.sampling.dataset"}
 
 __all__ = [
+    "ElementStats",
     "FixedSize",
+    "PoissonElements",
     "PoissonItems",
     "PoissonSubjects",
     "Sampler",

@@ -40,9 +40,10 @@ def to_dataset(
 
     Args:
       features: `"x"` and `"y"`, each an array, a tensor, or a nest of them (dict, tuple, list) of
-        equal first dimension n, y possibly None; `"subject"`, int64 codes of shape [n]; and
-        `"weight"`, numbers of shape [n], or None for weight 1. float64 NumPy arrays become Keras's
-        float type, as in `fit`; lists become tuples, as tf.data has no lists.
+        equal first dimension n, y possibly None; `"subject"`, int64 codes of shape [n];
+        `"element"`, the same, or None; and `"weight"`, numbers of shape [n], or None for weight 1.
+        float64 NumPy arrays become Keras's float type, as in `fit`; lists become tuples, as tf.data
+        has no lists.
       indices_factory: called at the start of every pass; returns a NEW iterator of int64 arrays
         of rows, one a step, at least `steps` of them. The iterator must not repeat that of another
         pass: give it a fresh generator (`fresh_rng`).
@@ -54,10 +55,10 @@ def to_dataset(
 
     Returns:
       A dataset of `(x, y, extras)`, the batch dimension unknown in its spec. `extras` has
-      `"subject"` (int64 [b], -1 for padding), `"weight"` (float32 [b], 0 for padding), `"mask"`
-      (bool [b], False for padding), `"seeded"` (bool scalar), and the int64 scalars `"plan"` (the
-      fingerprint), `"pass"` (a number drawn for each pass over the dataset) and `"step"` (the number
-      of the step in its pass), by which a replay is found out. Every element has at least one row:
+      `"subject"` and, if given, `"element"` (int64 [b], -1 for padding), `"weight"` (float32 [b], 0
+      for padding), `"mask"` (bool [b], False for padding), `"seeded"` (bool scalar), and the int64
+      scalars `"plan"` (the fingerprint), `"pass"` (a number drawn for each pass over the dataset) and
+      `"step"` (the number of the step in its pass), by which a replay is found out. Every element has at least one row:
       an empty batch is one row of padding, with the features of row 0.
 
     Raises:
@@ -74,7 +75,7 @@ def to_dataset(
     # captured eager tensors reach the map function by reference; constants would be copied into
     # its graph, which must stay under 2 GB
     with tf.device("CPU:0"):
-        x, y, subject, weight = _to_tensors(features)
+        x, y, subject, element, weight = _to_tensors(features)
         plan = tf.constant(int(fingerprint), tf.int64)
         drawn_by_seed = tf.constant(bool(seeded))
 
@@ -95,9 +96,11 @@ def to_dataset(
         def take(leaf: tf.Tensor) -> tf.Tensor:
             return tf.gather(leaf, rows)
 
-        real = tf.where(mask, take(subject), tf.constant(-1, tf.int64))
+        none = tf.constant(-1, tf.int64)
+        of_row = {} if element is None else {"element": tf.where(mask, take(element), none)}
         extras = {
-            "subject": real,
+            "subject": tf.where(mask, take(subject), none),
+            **of_row,
             "weight": tf.cast(mask, tf.float32) if weight is None else _zero(take(weight), mask),
             "mask": mask,
             "seeded": drawn_by_seed,
@@ -172,14 +175,14 @@ def _zero(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     return tf.where(mask, values, tf.zeros_like(values))
 
 
-def _to_tensors(features: Mapping[str, Any]) -> tuple[Any, Any, tf.Tensor, tf.Tensor | None]:
-    """Every leaf as a tensor of n rows; n is the number of subjects' codes."""
-    unknown = sorted(set(features) - {"x", "y", "subject", "weight"})
+def _to_tensors(features: Mapping[str, Any]) -> tuple[Any, Any, tf.Tensor, Any, Any]:
+    """x, y, subject, element, weight: every leaf a tensor of n rows, as many as subjects' codes."""
+    unknown = sorted(set(features) - {"x", "y", "subject", "element", "weight"})
     missing = sorted({"x", "subject"} - set(features))
     if unknown or missing:
         raise ValueError(
             f"features has the unknown keys {unknown} and lacks {missing}: "
-            "pass x, y, subject and weight"
+            "pass x, y, subject, element and weight"
         )
     subject = _leaf(features["subject"], "subject")
     lengths = {"subject": _length(subject, "subject")}
@@ -193,10 +196,13 @@ def _to_tensors(features: Mapping[str, Any]) -> tuple[Any, Any, tf.Tensor, tf.Te
     x = _convert(features["x"], "x", lengths)
     y = features.get("y")
     y = None if y is None else _convert(y, "y", lengths)
-    weight = features.get("weight")
-    if weight is not None:
-        weight = _leaf(weight, "weight")
-        lengths["weight"] = _length(weight, "weight")
+    optional = {}
+    for name in ("element", "weight"):
+        optional[name] = features.get(name)
+        if optional[name] is not None:
+            optional[name] = _leaf(optional[name], name)
+            lengths[name] = _length(optional[name], name)
+    element, weight = optional["element"], optional["weight"]
     unequal = {name: n for name, n in lengths.items() if n != lengths["subject"]}
     if unequal:
         listed = ", ".join(f"{name} has {n}" for name, n in unequal.items())
@@ -204,7 +210,9 @@ def _to_tensors(features: Mapping[str, Any]) -> tuple[Any, Any, tf.Tensor, tf.Te
             f"unequal numbers of rows: {listed}, and there are {lengths['subject']} subject ids. "
             "Pass one row of each a subject id"
         )
-    return x, y, subject, None if weight is None else _checked_weights(weight)
+    if element is not None:
+        element = tf.cast(element, tf.int64)
+    return x, y, subject, element, None if weight is None else _checked_weights(weight)
 
 
 def _checked_weights(weight: tf.Tensor) -> tf.Tensor:

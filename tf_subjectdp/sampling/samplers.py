@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is in a step: the four ways of drawing a batch.
+"""Who is in a step: the five ways of drawing a batch, and those three with coins.
 
 | sampler           | what is drawn                          | size of a batch           |
 | ----------------- | -------------------------------------- | ------------------------- |
 | `PoissonItems`    | every row, with probability q          | random, q n on average    |
 | `PoissonSubjects` | every subject, with probability p      | random                    |
+| `PoissonElements` | every element of a subject, with r     | random                    |
 | `FixedSize`       | B rows without replacement, every step | B                         |
 | `Shuffle`         | a fresh permutation every epoch        | B, the last one smaller   |
 
@@ -30,10 +31,10 @@ from tf_subjectdp.sampling.grouping import SubjectTable
 
 @dataclasses.dataclass(frozen=True)
 class Sampler(abc.ABC):
-    """What the four samplers have in common.
+    """What the samplers have in common.
 
     Attributes:
-      unit: "item" or "subject", what is drawn.
+      unit: "item", "subject" or "element" (of a subject), what is drawn.
       poisson: whether every unit has an independent coin of its own; otherwise batches have a
         fixed size and the guarantee is for replacing a unit, not for adding or removing one.
     """
@@ -45,22 +46,22 @@ class Sampler(abc.ABC):
     def _size(self) -> float:
         """Expected number of units in a step."""
 
-    def rate(self, n_items: int, n_subjects: int) -> float:
-        """The probability that one unit is in a step: q for items, p for subjects.
+    def rate(self, n_items: int, n_subjects: int, n_elements: int | None = None) -> float:
+        """The probability that one unit is in a step: q for items, p for subjects, r for elements.
 
         Raises:
           ValueError: a batch above the data.
         """
-        return self._size() / self._available(n_items, n_subjects)
+        return self._size() / self._available(n_items, n_subjects, n_elements)
 
-    def steps_per_epoch(self, n_items: int, n_subjects: int) -> int:
+    def steps_per_epoch(self, n_items: int, n_subjects: int, n_elements: int | None = None) -> int:
         """Steps after which every unit has been drawn once, on average: 1 / rate, rounded up.
 
         Raises:
           ValueError: a batch above the data.
         """
         # not 1 / rate: 1 / (10 / 490) is a hair above 49
-        return math.ceil(self._available(n_items, n_subjects) / self._size())
+        return math.ceil(self._available(n_items, n_subjects, n_elements) / self._size())
 
     @abc.abstractmethod
     def batches(
@@ -69,7 +70,7 @@ class Sampler(abc.ABC):
         """Draws without end.
 
         Args:
-          table: who owns which row.
+          table: who owns which row; for "element", which row belongs to which element of a subject.
           rate: the plan's constant, what `rate` said when the plan was made.
           rng: where the draws come from; a fresh one for every pass, see `fresh_rng`.
 
@@ -91,7 +92,7 @@ class Sampler(abc.ABC):
         Raises:
           ValueError: the config of another sampler.
         """
-        arguments = _mapping(config)
+        arguments = config_mapping(config)
         name = arguments.pop("class_name", cls.__name__)
         if name != cls.__name__:
             raise ValueError(f"this is a config of {name}, not of {cls.__name__}")
@@ -103,10 +104,17 @@ class Sampler(abc.ABC):
                 "returned"
             ) from None
 
-    def _available(self, n_items: int, n_subjects: int) -> int:
+    def _available(self, n_items: int, n_subjects: int, n_elements: int | None = None) -> int:
         available = positive_int("n_items", n_items)
         if self.unit == "subject":
             available = positive_int("n_subjects", n_subjects)
+        if self.unit == "element":
+            if n_elements is None:
+                raise ValueError(
+                    f"{self} draws elements, and the stats have none: make them with "
+                    "SubjectStats.from_ids(subject_id, element_id)"
+                )
+            available = positive_int("n_elements", n_elements)
         if self._size() > available:
             raise ValueError(
                 f"batch above the data: {self} asks for {self._size()} {self.unit}s a step, "
@@ -199,86 +207,35 @@ class PoissonSubjects(Sampler):
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedSize(Sampler):
-    """B rows without replacement, drawn afresh and in random order in every step.
+class PoissonElements(Sampler):
+    """Every element of every subject is in a step with probability r = expected_elements / elements.
+
+    With all of its rows, and independently of the subject's other elements: the sampling under which
+    the promise to an element is amplified (`ElementDP`).
 
     Attributes:
-      batch_size: rows in a step.
+      expected_elements: (subject, element) pairs in a step on average, above 0; need not be whole.
     """
 
-    batch_size: int
-    unit: ClassVar[str] = "item"
-    poisson: ClassVar[bool] = False
+    expected_elements: float
+    unit: ClassVar[str] = "element"
+    poisson: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "batch_size", positive_int("batch_size", self.batch_size))
+        size = positive_number("expected_elements", self.expected_elements)
+        object.__setattr__(self, "expected_elements", size)
 
     def _size(self) -> float:
-        return self.batch_size
+        return self.expected_elements
 
     def batches(
         self, table: SubjectTable, rate: float, rng: np.random.Generator
     ) -> Iterator[np.ndarray]:
-        sampling_rate(rate)
-        n_rows = self._available(table.n_items, table.n_subjects)
-
-        def draw() -> Iterator[np.ndarray]:
-            while True:
-                # shuffled: without it a place in the batch would tell something about the row
-                yield rng.choice(n_rows, self.batch_size, replace=False).astype(np.int64)
-
-        return draw()
+        # The table's owners are elements here.
+        return PoissonSubjects(self.expected_elements).batches(table, rate, rng)
 
 
-@dataclasses.dataclass(frozen=True)
-class Shuffle(Sampler):
-    """A fresh permutation of the rows every epoch, cut into batches of B; the last is smaller.
-
-    Attributes:
-      batch_size: rows in a step.
-    """
-
-    batch_size: int
-    unit: ClassVar[str] = "item"
-    poisson: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "batch_size", positive_int("batch_size", self.batch_size))
-
-    def _size(self) -> float:
-        return self.batch_size
-
-    def batches(
-        self, table: SubjectTable, rate: float, rng: np.random.Generator
-    ) -> Iterator[np.ndarray]:
-        sampling_rate(rate)
-        n_rows = self._available(table.n_items, table.n_subjects)
-
-        def draw() -> Iterator[np.ndarray]:
-            while True:
-                rows = rng.permutation(n_rows).astype(np.int64, copy=False)
-                for start in range(0, n_rows, self.batch_size):
-                    yield rows[start : start + self.batch_size]
-
-        return draw()
-
-
-_SAMPLERS = {kind.__name__: kind for kind in (PoissonItems, PoissonSubjects, FixedSize, Shuffle)}
-
-
-def sampler_from_config(config: dict[str, Any]) -> Sampler:
-    """The sampler that a `get_config` describes.
-
-    Raises:
-      ValueError: a config that names no sampler.
-    """
-    name = _mapping(config).get("class_name")
-    if not isinstance(name, str) or name not in _SAMPLERS:
-        raise ValueError(f"class_name is {name!r}: choose one of {sorted(_SAMPLERS)}")
-    return _SAMPLERS[name].from_config(config)
-
-
-def _mapping(config: Any) -> dict[str, Any]:
+def config_mapping(config: Any) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise TypeError(f"config is {config!r}: pass the dict that get_config returned")
     return dict(config)

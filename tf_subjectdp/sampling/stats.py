@@ -12,6 +12,7 @@ import numpy as np
 
 from tf_subjectdp.sampling._checks import LARGEST, positive_int
 from tf_subjectdp.sampling.grouping import count_items, encode_typed_ids
+from tf_subjectdp.sampling.pairs import ElementStats, encode_elements
 
 # Where the largest number of items of a subject came from; the privacy statement says which.
 K_SOURCES = {
@@ -36,6 +37,7 @@ class SubjectStats:
       id_dtype: "int64" or "string", what the ids were; None where they were not seen.
       sizes_public: whether `n_items` and `n_subjects` may be told to anybody: True from `public`,
         False where they were counted.
+      elements: the elements that the rows belong to; None if they were not given.
       counts: rows of each subject, int64 of shape [n_subjects] in the order of the codes of
         `encode_ids`; None where only figures are known. Neither compared nor serialised.
     """
@@ -46,6 +48,7 @@ class SubjectStats:
     k_source: str = "public"
     id_dtype: str | None = None
     sizes_public: bool = False
+    elements: ElementStats | None = None
     counts: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,19 +73,28 @@ class SubjectStats:
             raise ValueError(f"id_dtype is {self.id_dtype!r}: choose 'int64', 'string' or None")
         if not isinstance(self.sizes_public, bool):
             raise TypeError(f"sizes_public is {self.sizes_public!r}: pass True or False")
+        if isinstance(self.elements, Mapping):  # from a config
+            object.__setattr__(self, "elements", ElementStats(**self.elements))
+        if self.elements is not None and not isinstance(self.elements, ElementStats):
+            raise TypeError(f"elements is {self.elements!r}: pass an ElementStats, or None")
 
     @classmethod
-    def from_ids(cls, ids: Any) -> SubjectStats:
+    def from_ids(cls, ids: Any, element_id: Any = None) -> SubjectStats:
         """Counts the rows of each subject.
 
         Args:
           ids: one id a row; integers, strings or bytes, see `encode_ids`.
+          element_id: the element of each row, for `ElementDP`; None if there are none.
 
         Raises:
           ValueError, TypeError: ids that are missing or of a wrong type, see `encode_ids`.
         """
         codes, n_subjects, id_dtype = encode_typed_ids(ids)
-        return cls._count(count_items(codes, n_subjects), id_dtype)
+        stats = cls._count(count_items(codes, n_subjects), id_dtype)
+        if element_id is None:
+            return stats
+        elements = ElementStats.from_codes(codes, encode_elements(element_id, codes.size))
+        return dataclasses.replace(stats, elements=elements)
 
     @classmethod
     def from_counts(cls, counts: Any) -> SubjectStats:
@@ -173,11 +185,14 @@ class SubjectStats:
 
     def get_config(self) -> dict[str, Any]:
         """Figures only, ready for JSON: the counts of the people stay behind."""
-        return {
+        config = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if field.name != "counts"
         }
+        if self.elements is not None:
+            config["elements"] = dataclasses.asdict(self.elements)
+        return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> SubjectStats:
@@ -219,5 +234,15 @@ class SubjectStats:
                 f"items           {self.n_items:,}",
                 f"items a subject {spread}, at most {self.max_items:,}",
                 f"the bound is    {K_SOURCES[self.k_source]}",
+                *self._of_elements(),
             ]
         )
+
+    def _of_elements(self) -> list[str]:
+        if self.elements is None:
+            return []
+        found = self.elements
+        return [
+            f"elements        {found.n_elements:,}, at most {found.max_elements:,} a subject, at most "
+            f"{found.max_items:,} items each"
+        ]

@@ -121,11 +121,11 @@ def shuffled_epoch(rounds: int, parts: int, size: int, items: int) -> np.ndarray
     base, count = by_items, rounds
     while True:
         if count & 1:
-            result = base if result is None else _join(result, base)
+            result = base if result is None else join(result, base)
         count >>= 1
         if not count:
             break
-        base = _join(base, base)
+        base = join(base, base)
     law = result[items]
     return law / law.sum()
 
@@ -141,7 +141,8 @@ def _by_squares(joint: np.ndarray, widest: int) -> list[np.ndarray]:
     return laws
 
 
-def _join(a: list[np.ndarray], b: list[np.ndarray]) -> list[np.ndarray]:
+def join(a: list[np.ndarray], b: list[np.ndarray]) -> list[np.ndarray]:
+    """The joint laws of j items and c, of two sets of rounds together; lists over j."""
     laws = [np.zeros_like(law) for law in a]
     for j, total in enumerate(laws):
         for i in range(j + 1):

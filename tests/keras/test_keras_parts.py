@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a batch that go through the model as a whole: inner optimizers and BatchNormalization."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_subjectdp as sdp
+from tf_subjectdp.clipping import PartUpdates
+
+L = tf.keras.layers
+LARGE = 1e6
+
+
+def linear_net(units=1):
+    return tf.keras.Sequential([L.Input([3]), L.Dense(units, use_bias=False)])
+
+
+def normalised_net():
+    return tf.keras.Sequential(
+        [
+            L.Input([3]),
+            L.Dense(4),
+            L.BatchNormalization(momentum=0.9, name="norm"),
+            L.Dense(1, name="last"),
+        ]
+    )
+
+
+def private(box, algorithm, net, outer=None, sampling=None, **options):
+    plan = box.plan(
+        algorithm,
+        sampling or sdp.PoissonItems(60),
+        **{"noise_multiplier": 0.0, "steps": 1, **options},
+    )
+    model = sdp.PrivateModel(net)
+    model.compile(plan.optimizer(outer or tf.keras.optimizers.SGD(1.0)), loss="mse")
+    return plan, model
+
+
+def inner(optimizer, steps):
+    return sdp.InnerOptimizer(optimizer, steps)
+
+
+def sgd_with_momentum(w, x, y, steps, rate=0.005, momentum=0.9):
+    """Keras's SGD on the mean squared error of a linear model, by hand: (start - end)."""
+    start, velocity = w.copy(), np.zeros_like(w)
+    for rows in steps:
+        gradient = 2.0 * x[rows].T @ (x[rows] @ w - y[rows]) / len(rows)
+        velocity = momentum * velocity - rate * gradient
+        w = w + velocity
+    return start - w
+
+
+@pytest.mark.parametrize("steps", [1, 4, "one an item"])
+def test_an_update_is_what_the_optimizer_does_from_the_steps_weights(box, steps):
+    """One part, everybody in it, no noise: the NumPy oracle of Algorithm A; twice, from scratch."""
+    net = linear_net()
+    optimizer = tf.keras.optimizers.SGD(0.005, momentum=0.9)
+    algorithm = sdp.BatchClipping(LARGE, inner=inner(optimizer, steps))
+    plan, model = private(box, algorithm, net, steps=2)
+    rows = np.argsort(box.ids, kind="stable").tolist()  # a plan's batches are sorted by person
+    order = [[i] for i in rows] if steps == "one an item" else [rows] * steps
+    w = net.get_weights()[0].astype(np.float64)
+    for _ in range(2):  # the second step starts with no momentum of the first
+        w = w - sgd_with_momentum(w, box.x, box.y, order)
+    model.fit(box.data(plan), verbose=0)
+    np.testing.assert_allclose(net.get_weights()[0], w, rtol=2e-5, atol=1e-6)
+
+
+def test_an_update_is_clipped(box):
+    net = linear_net()
+    algorithm = sdp.BatchClipping(0.01, inner=inner(tf.keras.optimizers.SGD(0.5), 3))
+    plan, model = private(box, algorithm, net)
+    before = net.get_weights()[0]
+    model.fit(box.data(plan), verbose=0)
+    assert np.linalg.norm(before - net.get_weights()[0]) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_parts_are_run_one_by_one_each_from_the_same_weights_and_a_new_optimizer():
+    """PartUpdates itself: known parts, Adam, against plain Keras on each part alone."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(11, 3)).astype("f4"), rng.normal(size=(11, 1)).astype("f4")
+    group = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2])
+    net = linear_net()
+    start = net.get_weights()[0]
+
+    def losses(rows):
+        return tf.reduce_sum(tf.square(net(rows[0], training=True) - rows[1]), 1), ()
+
+    expected = []
+    for part in range(3):
+        net.set_weights([start])
+        adam = tf.keras.optimizers.Adam(0.1)
+        for _ in range(5):
+            with tf.GradientTape() as tape:
+                rows = group == part
+                loss = tf.reduce_mean(losses((x[rows], y[rows]))[0])
+            adam.apply_gradients(
+                zip(
+                    tape.gradient(loss, net.trainable_variables),
+                    net.trainable_variables,
+                    strict=True,
+                )
+            )
+        update = start - net.get_weights()[0]
+        expected.append(update / max(1.0, np.linalg.norm(update) / 0.6))
+    net.set_weights([start])
+    updates = PartUpdates(net.trainable_variables, optimizer=tf.keras.optimizers.Adam(0.1), steps=5)
+    sizes = np.bincount(group)[group].astype(np.float32)
+    from tf_subjectdp.clipping import BatchPartition, clipped_sum
+    from tf_subjectdp.keras import compat
+
+    variables = [compat.raw(v) for v in net.trainable_variables]
+
+    @tf.function
+    def run():
+        partition = BatchPartition(
+            tf.constant(group, tf.int32), tf.constant(1 / sizes), tf.ones([11]), False
+        )
+        return clipped_sum(
+            losses, variables, (x, y), partition, 0.6, strategy="loop", updates=updates
+        )
+
+    for _ in range(2):
+        summed = run()
+        np.testing.assert_allclose(summed.total[0], sum(expected), atol=2e-5)
+        assert float(summed.groups) == 3.0
+        np.testing.assert_array_equal(net.get_weights()[0], start)
+    assert float(summed.clipped) == sum(np.linalg.norm(e) > 0.5999 for e in expected)
+
+
+@pytest.mark.parametrize(
+    ("steps", "eager"), [(None, True), (2, True), (2, False), ("one an item", True)]
+)
+def test_statistics_of_a_batch_leave_it_clipped_and_noised_only(box, steps, eager):
+    """The update has weights and moving statistics in one vector of norm at most C."""
+    algorithm = sdp.BatchClipping(
+        0.02, inner=None if steps is None else inner(tf.keras.optimizers.SGD(0.1), steps)
+    )
+    net = normalised_net()
+    plan, model = private(box, algorithm, net, steps=1)
+    if eager:
+        model.compile(plan.optimizer(tf.keras.optimizers.SGD(1.0)), loss="mse", run_eagerly=True)
+    before = net.get_weights()
+    model.fit(box.data(plan), verbose=0)
+    moved = [b - a for b, a in zip(before, net.get_weights(), strict=True)]
+    norm = np.sqrt(sum((m.astype(np.float64) ** 2).sum() for m in moved))
+    assert norm == pytest.approx(0.02, rel=1e-3)
+    names = [w.name for w in net.weights]
+    statistics = [m for m, name in zip(moved, names, strict=True) if "moving" in name]
+    assert len(statistics) == 2 and all(np.any(m != 0) for m in statistics)
+
+
+def test_unclipped_statistics_are_those_of_keras(box):
+    net, plain = normalised_net(), normalised_net()
+    plain.set_weights(net.get_weights())
+    plan, model = private(box, sdp.BatchClipping(LARGE), net)
+    model.fit(box.data(plan), verbose=0)
+    plain.compile(tf.keras.optimizers.SGD(1.0), loss="mse")
+    plain.fit(box.x, box.y, batch_size=60, shuffle=False, verbose=0)
+    for found, expected in zip(net.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+
+
+def test_a_moving_variance_never_falls_below_zero_and_is_noised(box):
+    net = normalised_net()
+    plan, model = private(box, sdp.BatchClipping(1.0), net, noise_multiplier=50.0, steps=3)
+    model.fit(box.data(plan), verbose=0)
+    norm = net.get_layer("norm")
+    variance, mean = norm.moving_variance.numpy(), norm.moving_mean.numpy()
+    assert (variance >= 0).all() and np.abs(mean).max() > 5.0
+    assert np.isfinite(model.predict(box.x, verbose=0)).all()
+
+
+def test_an_empty_batch_takes_a_step_and_moves_nothing(box):
+    net = normalised_net()
+    plan, model = private(
+        box, sdp.BatchClipping(1.0), net, sampling=sdp.PoissonItems(1e-9), steps=2
+    )
+    before = net.get_weights()
+    model.fit(box.data(plan), verbose=0)
+    assert model.optimizer.steps_taken == 2
+    for left, right in zip(before, net.get_weights(), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_part_with_a_gradient_that_is_not_finite_counts_as_zero(box):
+    net = linear_net()
+    algorithm = sdp.BatchClipping(1.0, inner=inner(tf.keras.optimizers.SGD(0.1), 2))
+    plan, model = private(box, algorithm, net)
+    x = box.x.copy()
+    x[3] = np.nan
+    before = net.get_weights()[0]
+    with pytest.warns(RuntimeWarning, match="NaN or infinite"):
+        model.fit(plan.dataset(x, box.y, box.ids), verbose=0)
+    np.testing.assert_array_equal(before, net.get_weights()[0])
+
+
+def test_a_mixed_run_trains_counts_and_reports(box):
+    net = normalised_net()
+    algorithm = sdp.MixedClipping(
+        1.0, parts=3, inner=inner(tf.keras.optimizers.Adam(0.05), "one an item")
+    )
+    plan, model = private(
+        box, algorithm, net, sampling=sdp.Shuffle(20), noise_multiplier=0.1, steps=6
+    )
+    history = model.fit(box.data(plan), verbose=0).history
+    assert np.isfinite(history["loss"]).all() and model.optimizer.steps_taken == 6
+    text = model.privacy_statement().replace("\n", " ")
+    assert "one part at a time" in text and "(A1)" in text
+
+
+def test_the_optimizer_goes_round_with_its_inner_one(box):
+    algorithm = sdp.MixedClipping(
+        1.0,
+        parts=2,
+        inner=inner(tf.keras.optimizers.SGD(0.1, momentum=0.5), 2),
+        clip_schedule=sdp.ClipSchedule([1.0, 0.5], 3),
+    )
+    plan = box.plan(algorithm)
+    optimizer = plan.optimizer("sgd", weight_radius=2.0)
+    again = sdp.DPOptimizer.from_config(optimizer.get_config())
+    assert again.algorithm == algorithm and again.get_config() == optimizer.get_config()
+
+
+def test_weights_go_back_into_their_ball(box):
+    net = linear_net()
+    net.set_weights([np.full((3, 1), 4.0, np.float32)])
+    plan = box.plan(sdp.ItemDP(1.0), noise_multiplier=0.0)
+    model = sdp.PrivateModel(net)
+    model.compile(plan.optimizer(tf.keras.optimizers.SGD(0.0), weight_radius=0.5), loss="mse")
+    model.fit(box.data(plan).take(1), verbose=0)
+    assert np.linalg.norm(net.get_weights()[0]) == pytest.approx(0.5, rel=1e-5)
+    inside = sdp.PrivateModel(linear_net())
+    inside.compile(plan.optimizer(tf.keras.optimizers.SGD(0.0), weight_radius=100.0), loss="mse")
+    before = inside.inner_model.get_weights()[0]
+    inside.fit(box.data(plan), verbose=0)
+    np.testing.assert_array_equal(before, inside.inner_model.get_weights()[0])
+    for bad in (0.0, -1.0, float("inf")):
+        with pytest.raises(ValueError, match="weight_radius"):
+            plan.optimizer("sgd", weight_radius=bad)

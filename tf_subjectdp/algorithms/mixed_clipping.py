@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MixedClipping: the results of m parts of the batch are clipped (van Dijk et al., arXiv:2212.05796).
+
+    step <-  (sum over the parts h of clip(A(w, part h), C) + N(0, (2 C sigma)^2 I)) / m
+
+Between batch clipping (m = 1) and individual clipping (a part is one item; that is `ItemDP`, whose
+`noise_multiplier` counts in C, not in 2 C).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tf_subjectdp.algorithms import base
+from tf_subjectdp.algorithms.part_clipping import PartClipping
+
+
+@base.register_algorithm
+@dataclasses.dataclass(frozen=True)
+class MixedClipping(PartClipping):
+    """Clips the mean gradients (or inner updates) of m random parts of the batch, and sums.
+
+    Attributes:
+      clip_norm: C, bound of the L2 norm of one part's result.
+      parts: m, at least 1; every item joins one of them at random, afresh in every step.
+      inner: None for the mean gradient, or an `InnerOptimizer` (keyword).
+      clip_schedule: None, or a `ClipSchedule` (keyword).
+    """
+
+    parts: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.parts is None:
+            raise TypeError("parts=None must be a whole number of at least 1.")
+        object.__setattr__(self, "parts", base.check_cap("parts", self.parts))
+
+    @property
+    def number_of_parts(self) -> int:
+        return self.parts
