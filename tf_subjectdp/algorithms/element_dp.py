@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tf_subjectdp import accounting, clipping
 from tf_subjectdp.algorithms import base
@@ -55,10 +55,13 @@ class ElementDP(base.Algorithm):
         for no bound, and then no promise to whole subjects.
       max_items_per_element: the most items of one element of a subject, enforced by dropping items at
         random; None for no bound.
+      elements: where the elements come from, for the statement: an object of `tf_subjectdp.elements`
+        (its `provenance` is kept), or a sentence; None says that it is the user's word.
     """
 
     max_elements: int | None = None
     max_items_per_element: int | None = None
+    elements: Any = None
 
     kind: ClassVar[str] = "grouped"
     default_unit: ClassVar[str] = "element"
@@ -69,6 +72,13 @@ class ElementDP(base.Algorithm):
         super().__post_init__()
         for name in ("max_elements", "max_items_per_element"):
             object.__setattr__(self, name, base.check_cap(name, getattr(self, name)))
+        provenance = getattr(self.elements, "provenance", self.elements)
+        if provenance is not None and not isinstance(provenance, str):
+            raise TypeError(
+                f"elements={self.elements!r} must be an object of tf_subjectdp.elements, a sentence on "
+                "where the elements come from, or None."
+            )
+        object.__setattr__(self, "elements", provenance)
 
     def partition(
         self, subject: tf.Tensor, mask: tf.Tensor, element: tf.Tensor | None = None
@@ -82,6 +92,12 @@ class ElementDP(base.Algorithm):
 
     def divisor(self, facts: base.SamplingFacts) -> float:
         return facts.expected_subjects
+
+    def notes(self, facts, noise_multiplier, steps, delta):
+        source = self.elements or (
+            "The map from items to elements is the user's word: it must be public, or be paid for."
+        )
+        return [f"Elements: every item is in exactly one. {source}"]
 
     # -- one element ------------------------------------------------------------------------------
 
