@@ -18,6 +18,7 @@ if importlib.util.find_spec("tensorflow_federated") is None:
     collect_ignore = [
         f"test_federated_{name}.py"
         for name in (
+            "elements",
             "in_process",
             "models",
             "noise",

@@ -400,6 +400,16 @@ def test_what_builds_no_process_is_refused_with_a_pointer(
 
     refused("normalises over the items of a batch", ValueError, make, silo=batch_norm)
 
+    def batch_norm_of_tff():
+        net = [tf.keras.Input([3]), tf.keras.layers.BatchNormalization(), tf.keras.layers.Dense(2)]
+        return tff.learning.models.from_keras_model(
+            tf.keras.Sequential(net),
+            tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            collections.OrderedDict(x=spec[0], y=spec[1]),
+        )
+
+    refused("normalises over the items of a batch", ValueError, make, silo=batch_norm_of_tff)
+
 
 class KeepsAMean(tff.learning.models.VariableModel):
     """Its loss looks at a mean of all rows that came before."""

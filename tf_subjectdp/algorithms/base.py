@@ -220,6 +220,8 @@ class Algorithm(abc.ABC):
     units: ClassVar[tuple[str, ...]] = ("subject", "item")
     #: Whether a row's element is needed to form the terms.
     needs_elements: ClassVar[bool] = False
+    #: Whether the whole batch is one clipped term.
+    one_term: ClassVar[bool] = False
     #: How many clip norms one unit of `noise_multiplier` is.
     clip_norms_of_noise: ClassVar[float] = 1.0
     #: How a clipped term comes about where it is not a mean of gradients, and how C changes.

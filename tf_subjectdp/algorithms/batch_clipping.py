@@ -11,6 +11,7 @@ of k sqrt(E).
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from tf_subjectdp.algorithms import base
 from tf_subjectdp.algorithms.part_clipping import PartClipping
@@ -26,6 +27,8 @@ class BatchClipping(PartClipping):
       inner: None for the mean gradient, or an `InnerOptimizer` (keyword).
       clip_schedule: None, or a `ClipSchedule` (keyword).
     """
+
+    one_term: ClassVar[bool] = True
 
     @property
     def number_of_parts(self) -> int:

@@ -32,6 +32,7 @@ class UserLDP(base.Algorithm):
     """
 
     kind: ClassVar[str] = "grouped"
+    one_term: ClassVar[bool] = True
 
     def partition(
         self, subject: tf.Tensor, mask: tf.Tensor, element: tf.Tensor | None = None

@@ -137,6 +137,7 @@ def choose_strategy(
     options: EngineOptions = EngineOptions(),
     layers: Sequence[Any] = (),
     said: str = "",
+    one_term: bool = False,
 ) -> tuple[str, str]:
     """Decides how the step is computed, before it is traced, and says so in one log line.
 
@@ -151,6 +152,7 @@ def choose_strategy(
       layers: the Keras layers that `row_function` calls, nested ones included; without them
         "norm_only" cannot be used.
       said: the sentence of an earlier choice, which is not logged again.
+      one_term: whether the whole batch is one term, for which "auto" takes an ordinary backward pass.
 
     Returns:
       The strategy's name and the sentence that was logged.
@@ -161,7 +163,10 @@ def choose_strategy(
     """
     # A mistake in the model or the loss must surface as itself, not as "cannot be vectorised".
     _output_specs(row_function, row_spec)
-    name, detail, level = _choose(row_function, variables, row_spec, linear, options, layers)
+    if one_term and options.strategy == "auto" and not options.jit_compile:
+        name, detail, level = "loop", "the batch is one term", logging.INFO
+    else:
+        name, detail, level = _choose(row_function, variables, row_spec, linear, options, layers)
     unit = "item" if linear else "group of items"
     sentence = f"clipping engine: {STRATEGIES[name].what.format(unit=unit)} ({detail})"
     if sentence != said:

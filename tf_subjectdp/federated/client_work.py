@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_subjectdp import clipping
 from tf_subjectdp.algorithms import add_gaussian_noise
-from tf_subjectdp.federated import draws
+from tf_subjectdp.federated import draws, silo_rows
 from tf_subjectdp.federated.plans import FederatedPlan
 from tf_subjectdp.federated.randomness import silo_seed
 from tf_subjectdp.federated.silo_model import SiloModel, with_penalties
@@ -77,7 +77,9 @@ class SiloWork:
             for group in (model.trainable_variables, model.non_trainable_variables)
         )
         data = {"silo": tf.TensorSpec([], tf.int32), "x": x, "y": y}
-        return [weights, frozen, {**data, "subject": tf.TensorSpec([None], tf.int64)}]
+        groups = ("subject", "element") if self._plan.needs_elements else ("subject",)
+        data.update({group: tf.TensorSpec([None], tf.int64) for group in groups})
+        return [weights, frozen, data]
 
     def __call__(self, weights: list[tf.Tensor], frozen: list[tf.Tensor], data: Any) -> Any:
         """One round.
@@ -86,7 +88,8 @@ class SiloWork:
           weights: trainable weights that the round starts from.
           frozen: the others.
           data: dict with "silo" (int32, its number), "x", "y" (nests of [n, ...]) and "subject"
-            (int64 [n], numbers from 0).
+            (int64 [n], numbers from 0); for an algorithm that needs elements also "element" (int64 [n],
+            any number for the element that a row belongs to within its subject).
 
         Returns:
           What the silo reports. "update": tensors shaped as `weights`, weight times (start - end), or,
@@ -100,19 +103,21 @@ class SiloWork:
         for variable, value in zip(model.non_trainable_variables, frozen, strict=True):
             variable.assign(value)
         constants = self._constants(data["silo"])
-        rows = (data["x"], data["y"])
-        kept = draws.bound_items(data["subject"], constants["max_items"])
-        subject = tf.gather(data["subject"], kept)
+        rows = silo_rows.rows_that_stay(
+            self._plan, data, constants["max_items"], constants["element_items"]
+        )
         counts = self._no_counts()
-        counts["dropped"] = tf.cast(tf.size(data["subject"]) - tf.size(subject), tf.float32)
+        dropped = tf.size(data["subject"]) - tf.size(rows.subject)
+        counts["dropped"] = tf.cast(dropped, tf.float32)
         if any(kind is FixedSize for kind in self._kinds):
-            self._check_size(subject, constants)
-        strategy = self._strategy(rows)
+            fixed = tf.equal(constants["kind"], self._kinds.index(FixedSize))
+            silo_rows.check_size(rows.subject, fixed, constants["items"])
+        strategy = self._strategy(rows.data)
         if central:
-            sums, found = self._clipped_sum(rows, kept, subject, constants, strategy)
+            sums, found = self._clipped_sum(rows, constants, strategy)
             update, counts = sums.total, _added(counts, found)
         else:
-            update, found = self._local_steps(rows, kept, subject, constants, strategy)
+            update, found = self._local_steps(rows, constants, strategy)
             counts = _added(counts, found)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(part)) for part in update])
         # What is released already may be left out: the others' rounds go on.
@@ -129,34 +134,25 @@ class SiloWork:
 
     def _constants(self, silo: tf.Tensor) -> dict[str, tf.Tensor]:
         """The silo's own line of the plan."""
-        plan = self._plan
+        plan, algorithm = self._plan, self._plan.algorithm
         caps = [facts.step_cap or _NO_CAP for facts in plan.facts]
+        noise = [0.0] * plan.n_silos
+        if algorithm is not None:
+            noise = [algorithm.noise_stddev(sigma) for sigma in plan.noise_multipliers]
+        largest = [facts.max_element_items or _NO_CAP for facts in plan.facts]
         tables = {
             "rate": tf.constant([facts.rate for facts in plan.facts], tf.float64),
             "size": tf.constant([round(facts.batch_size) for facts in plan.facts], tf.int64),
             "items": tf.constant([facts.n_items for facts in plan.facts], tf.int64),
             "max_items": tf.constant([facts.max_items for facts in plan.facts], tf.int32),
             "step_cap": tf.constant(caps, tf.int32),
+            "element_items": tf.constant(largest, tf.int64),
             "divisor": tf.constant(plan.divisors, tf.float32),
-            "noise": tf.constant(plan.noise_multipliers, tf.float32),
+            "noise": tf.constant(noise, tf.float32),
             "weight": tf.constant(plan.weights, tf.float32),
             "kind": tf.constant([self._kinds.index(type(one)) for one in plan.samplings]),
         }
         return {name: tf.gather(table, silo) for name, table in tables.items()}
-
-    def _check_size(self, subject: tf.Tensor, constants: dict) -> None:
-        rows = tf.size(subject, out_type=tf.int64)
-        fixed = tf.equal(constants["kind"], self._kinds.index(FixedSize))
-        tf.debugging.Assert(
-            ~fixed | tf.equal(rows, constants["items"]),
-            [
-                "A silo has",
-                rows,
-                "items and the plan was made for",
-                constants["items"],
-                ": batches of a fixed size depend on that number; plan with its stats.",
-            ],
-        )
 
     def _strategy(self, rows: Any) -> str:
         """How sums are computed; chosen as the computation is traced."""
@@ -169,10 +165,11 @@ class SiloWork:
             linear=self._plan.algorithm is None or self._plan.algorithm.kind == "linear",
             options=model.options,
             layers=model.layers,
+            one_term=self._plan.algorithm is not None and self._plan.algorithm.one_term,
         )
         return name
 
-    def _drawn(self, subject: tf.Tensor, constants: dict) -> tf.Tensor:
+    def _drawn(self, rows: silo_rows.Rows, constants: dict) -> tf.Tensor:
         seed = silo_seed(self._kernel)
 
         def drawn(kind: type) -> Callable[[], tf.Tensor]:
@@ -181,8 +178,9 @@ class SiloWork:
                 constants["rate"],
                 constants["size"],
                 constants["step_cap"],
-                subject,
+                rows.subject,
                 seed,
+                rows.pair,
             )
 
         if len(self._kinds) == 1:
@@ -191,21 +189,23 @@ class SiloWork:
             found = tf.switch_case(constants["kind"], [drawn(kind) for kind in self._kinds])
         if self._plan.algorithm is not None and self._plan.algorithm.kind == "grouped":
             # Rows that are clipped together lie together, and need not be copied.
-            found = tf.gather(found, tf.argsort(tf.gather(subject, found), stable=True))
+            together = rows.subject if rows.pair is None else rows.pair
+            found = tf.gather(found, tf.argsort(tf.gather(together, found), stable=True))
         return found
 
-    def _clipped_sum(self, rows, kept, subject, constants, strategy):
+    def _clipped_sum(self, rows, constants, strategy):
         """One step's sum, and what it counts."""
         model, algorithm = self._model, self._plan.algorithm
-        drawn = self._drawn(subject, constants)
-        people, places = tf.gather(subject, drawn), tf.gather(kept, drawn)
-        batch = tf.nest.map_structure(lambda t: tf.gather(t, places), rows)
+        drawn = self._drawn(rows, constants)
+        people, places = tf.gather(rows.subject, drawn), tf.gather(rows.kept, drawn)
+        batch = tf.nest.map_structure(lambda t: tf.gather(t, places), rows.data)
         mask = tf.ones_like(people, tf.bool)
         if algorithm is None:
             partition = clipping.item_terms(mask)
             clip_norm = 1e30
         else:
-            partition = algorithm.partition(people, mask)
+            pair = None if rows.pair is None else tf.gather(rows.pair, drawn)
+            partition = algorithm.partition(people, mask, pair)
             clip_norm = algorithm.clip_norm
         summed = clipping.clipped_sum(
             model.row_function,
@@ -219,22 +219,22 @@ class SiloWork:
         )
         return summed, self._counts_of(summed, people, batch[1])
 
-    def _local_steps(self, rows, kept, subject, constants, strategy):
+    def _local_steps(self, rows, constants, strategy):
         """T noised steps; (start - end, counts)."""
         plan, model, optimizer = self._plan, self._model, self._optimizer
         variables = model.trainable_variables
         start = [tf.identity(v) for v in variables]
         specs = tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables)
         private = plan.algorithm is not None
-        clip_norm = plan.algorithm.clip_norm if private else 0.0
 
         def step(number, state, counts):
             noise_seed = silo_seed(self._kernel)
-            summed, found = self._clipped_sum(rows, kept, subject, constants, strategy)
+            summed, found = self._clipped_sum(rows, constants, strategy)
             total = summed.total
             if private and max(plan.noise_multipliers) > 0.0:
-                stddev = constants["noise"] * clip_norm
-                total = add_gaussian_noise(total, stddev, seed=noise_seed, compiled=False)
+                total = add_gaussian_noise(
+                    total, constants["noise"], seed=noise_seed, compiled=False
+                )
             gradients = [part / constants["divisor"] for part in total]
             gradients = with_penalties(model, gradients)
             gradients = [tf.cast(g, v.dtype) for g, v in zip(gradients, variables, strict=True)]

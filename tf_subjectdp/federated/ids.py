@@ -8,6 +8,7 @@ never quietly told apart: they are refused.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tf_subjectdp.sampling import SiloStats, encode_ids
+from tf_subjectdp.sampling.pairs import ElementStats, encode_elements
 
 # blake2b takes no longer key; a shorter one could be guessed.
 _KEY_BYTES = (16, 64)
@@ -101,6 +103,7 @@ def silo_stats(
     *,
     id_key: Callable[[np.ndarray], Any] | None = None,
     key: bytes | None = None,
+    elements_by_silo: Mapping[Any, Any] | None = None,
 ) -> SiloStats:
     """Counts people over silos whose ids are in separate columns.
 
@@ -114,6 +117,8 @@ def silo_stats(
         they are. Pass the same to `build_process`.
       key: counts `hashed_ids(ids, key)`. The numbers are the same; the ids count as strings, of which
         bytes are one kind.
+      elements_by_silo: name of a silo -> the element of each of its rows, for `ElementDP`; None if there
+        are none.
 
     Returns:
       `SiloStats`, the silos in the order of the mapping.
@@ -154,9 +159,32 @@ def silo_stats(
     _check_alike(kinds)
     silos = np.empty(len(kinds), dtype=object)
     silos[:] = list(kinds)
-    return SiloStats.from_ids(
+    stats = SiloStats.from_ids(
         _joined(columns), np.repeat(silos, [column.size for column in columns])
     )
+    if elements_by_silo is None:
+        return stats
+    found = _elements(dict(zip(kinds, columns, strict=True)), elements_by_silo)
+    return dataclasses.replace(stats, elements=tuple(found[name] for name in stats.names))
+
+
+def _elements(
+    people: Mapping[Any, np.ndarray], elements_by_silo: Mapping[Any, Any]
+) -> dict[Any, ElementStats]:
+    """The elements of each silo's subjects."""
+    if not isinstance(elements_by_silo, Mapping) or set(elements_by_silo) != set(people):
+        raise ValueError(
+            f"elements_by_silo must be a dict of the same silos as ids_by_silo, {list(people)}."
+        )
+    found = {}
+    for name, ids in people.items():
+        try:
+            elements = encode_elements(id_array(elements_by_silo[name]), ids.size)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"silo {name!r}: {error}") from None
+        found[name] = ElementStats.from_codes(encode_ids(ids)[0], elements)
+    return found
 
 
 def id_array(ids: Any) -> np.ndarray:

@@ -111,9 +111,10 @@ class FederatedProcess(tff.learning.templates.LearningProcess):
         """(state, silos' data) -> (state, metrics): one round; see `NextRound`."""
         return self._next
 
-    def epsilon(self, state: Any, delta: float | None = None) -> float:
-        """epsilon of the costliest subject after the rounds that led to `state`, from above."""
-        return self.plan.epsilon(delta, spent=self.spent(state))
+    def epsilon(self, state: Any, delta: float | None = None, *, unit: str | None = None) -> float:
+        """epsilon of the plan's unit (the costliest subject, say), or of another one, after the rounds
+        that led to `state`, from above."""
+        return self.plan.epsilon(delta, unit=unit, spent=self.spent(state))
 
     def spent(self, state: Any) -> Spent:
         """What was released: what the state says, and no less than what this process did."""
@@ -138,7 +139,7 @@ class NextRound:
 
     Attributes:
       computation: the TFF computation, whose second argument has one entry a silo: its number, its
-        rows, and a number for the person of each row.
+        rows, a number for the person of each row and, for `ElementDP`, one for its element.
     """
 
     def __init__(self, process: FederatedProcess, computation: tff.Computation):
@@ -157,7 +158,8 @@ class NextRound:
           state: from `initialize`, the last round, or a checkpoint.
           silo_datasets: one entry a silo in the order of the plan's names (None where a silo is
             absent), or a dict by name of the silos that take part. Each an unbatched `tf.data.Dataset` of
-            OrderedDict(x=, y=, subject_id=), or such a dict of arrays. Of more silos than the plan has a
+            OrderedDict(x=, y=, subject_id=), or such a dict of arrays; with element_id= as well for
+            `ElementDP`. Of more silos than the plan has a
             round, those with the fewest rounds so far take part.
 
         Returns:
@@ -189,9 +191,13 @@ class NextRound:
         entries = []
         for i in process.spending.choose(sorted(present), state):
             tensors = silo_data.silo_tensors(
-                present[i], process.parts.input_spec, plan.names[i], process.id_key
+                present[i],
+                process.parts.input_spec,
+                plan.names[i],
+                process.id_key,
+                elements=plan.needs_elements,
             )
-            silo_data.check_rows(tensors["subject"].numpy(), plan, i)
+            silo_data.check_rows(tensors, plan, i)
             entries.append(silo_data.tagged(i, tensors))
         return entries
 

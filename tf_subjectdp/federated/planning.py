@@ -14,13 +14,21 @@ from tf_subjectdp import accounting
 from tf_subjectdp.accounting.silos.searching import smallest_factor
 from tf_subjectdp.algorithms import Algorithm, SamplingFacts, check_noise_multiplier
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, check_cap
+from tf_subjectdp.algorithms.part_clipping import PartClipping
 from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import NOISE_AT, VIEWS, WEIGHTINGS, FederatedPlan
 from tf_subjectdp.planning import check_epsilon, check_plan_delta, facts_of
-from tf_subjectdp.plans import guarantee_of
-from tf_subjectdp.sampling import FixedSize, PoissonItems, PoissonSubjects, Sampler, SiloStats
+from tf_subjectdp.plans import check_unit, guarantee_of
+from tf_subjectdp.sampling import (
+    FixedSize,
+    PoissonElements,
+    PoissonItems,
+    PoissonSubjects,
+    Sampler,
+    SiloStats,
+)
 
-_SAMPLERS = (PoissonItems, PoissonSubjects, FixedSize)
+_SAMPLERS = (PoissonItems, PoissonSubjects, PoissonElements, FixedSize)
 
 
 def plan(
@@ -40,20 +48,23 @@ def plan(
     silos_per_subject: int | None = None,
     minimum_silos: int | None = None,
     max_items_per_subject: int | None = None,
+    unit: str | None = None,
 ) -> FederatedPlan:
     """Chooses algorithm, sampling, silos, length and promise together.
 
     Args:
-      algorithm: `ItemDP`, `HiGradAvg`, `GroupDP`, `SubjectDP` or `UserLDP`; None for FedAvg without
-        privacy.
-      sampling: who is in a local step: `PoissonItems`, `PoissonSubjects` or `FixedSize`, the same for
-        all silos, or one a silo (a sequence in the order of `stats.names`, or a dict by name).
-      stats: who has how many items where, `SiloStats.from_ids(patient_id, hospital)`.
+      algorithm: `ItemDP`, `HiGradAvg`, `GroupDP`, `SubjectDP`, `UserLDP` or `ElementDP`; None for
+        FedAvg without privacy.
+      sampling: who is in a local step: `PoissonItems`, `PoissonSubjects`, `PoissonElements`
+        (`ElementDP`) or `FixedSize`, the same for all silos, or one a silo (a sequence in the order of
+        `stats.names`, or a dict by name).
+      stats: who has how many items where, `SiloStats.from_ids(patient_id, hospital)`; for sampled
+        elements `SiloStats.from_ids(patient_id, hospital, element_id=topic)`.
       rounds: R.
       silos_per_round: s; None for all silos. No silo takes part in more than
         ceil(R s / silos) rounds, which the process enforces.
       local_steps: T, steps of a silo in a round.
-      epsilon: the promise to a person, over all silos; the smallest noise that keeps it is computed,
+      epsilon: the promise, over all silos; the smallest noise that keeps it is computed,
         one multiplier for all silos. Needs `delta`. Or
       noise_multiplier: the noise, one number or one a silo; 0.0 is allowed and not private.
       delta: in (0, 1), well below 1 / number of subjects.
@@ -66,7 +77,12 @@ def plan(
         person may be in all.
       minimum_silos: a round of fewer is refused; None: 1, and all of a round in the averaged view.
       max_items_per_subject: a public bound k on a subject's items in each silo, enforced by the silos.
-        Prefer it: without it k is read from the data.
+        Prefer it: without it k is read from the data. Nothing is proven for elements under it:
+        `ElementDP` has bounds of its own.
+      unit: whose epsilon the promise is: "subject" (a person, with all items in all silos), "element" (an
+        element of a person, with its items in all silos; `ElementDP`) or "item" (in its one silo). None
+        is "element" for `ElementDP`, "subject" for all others. Elements and items are promised
+        something where the silos add the noise.
 
     Returns:
       A frozen `FederatedPlan`.
@@ -84,6 +100,15 @@ def plan(
         raise TypeError(
             f"stats is of type {type(stats).__name__}; pass SiloStats.from_ids(subject_ids, silo_ids)."
         )
+    if isinstance(algorithm, PartClipping):
+        raise ValueError(
+            f"{type(algorithm).__name__} is not offered in silos, neither its parts nor its inner "
+            "optimizers; use UserLDP, which clips the mean gradient of a silo's whole batch, and "
+            "local_steps=, which takes several steps."
+        )
+    if unit is None:
+        unit = "subject" if algorithm is None else algorithm.default_unit
+    check_unit(unit)
     for name, value, known in (
         ("noise_at", noise_at, NOISE_AT),
         ("view", view, VIEWS),
@@ -117,7 +142,7 @@ def plan(
         algorithm=algorithm,
         samplings=samplings,
         names=tuple(str(name) for name in stats.names),
-        facts=tuple(_facts(i, samplings[i], stats, cap) for i in range(n)),
+        facts=tuple(_facts(i, samplings[i], stats, algorithm, cap) for i in range(n)),
         rounds=rounds,
         silos_per_round=per_round,
         local_steps=local_steps,
@@ -129,6 +154,7 @@ def plan(
         minimum_silos=minimum,
         delta=None if delta is None else check_plan_delta(delta, stats.n_subjects),
         max_items_per_subject=cap,
+        unit=unit,
         stats=stats,
     )
     if algorithm is None:
@@ -145,6 +171,11 @@ def _without_privacy(made, epsilon, noise_multiplier) -> FederatedPlan:
         )
     if made.noise_at == "server":
         raise ValueError("algorithm=None adds no noise; leave out noise_at='server'.")
+    if made.unit != "subject" or any(facts.scheme == "poisson_elements" for facts in made.facts):
+        raise ValueError(
+            "algorithm=None knows neither elements nor a unit; leave out unit=, and sample "
+            "PoissonItems or PoissonSubjects."
+        )
     return made
 
 
@@ -173,7 +204,7 @@ def _calibrated(made: FederatedPlan, epsilon: float) -> float:
             epsilon=epsilon,
             delta=made.delta,
         )
-    if costs.engine(made) == "pld" and len(costs.numbers(made)) == 1:
+    if costs.engine(made, made.unit) == "pld" and len(costs.numbers(made, made.unit)) == 1:
         return made.horizontal().noise_for_budget(epsilon=epsilon, delta=made.delta)
 
     def spent(sigma: float) -> float:
@@ -197,13 +228,8 @@ def _noise(made: FederatedPlan, given: Any) -> tuple[float, ...]:
 
 def _check_combination(made: FederatedPlan) -> None:
     """Refuses what is not proven."""
-    guarantees = [guarantee_of(made.algorithm, facts, 1.0, "subject") for facts in made.facts]
+    costs.check_proven(made, made.unit)
     name = type(made.algorithm).__name__
-    if len({guarantee.adjacency for guarantee in guarantees}) > 1:
-        raise ValueError(
-            "the silos' samplings make unlike promises (adding or removing a person in one, replacing "
-            "their items in another), which do not compose; use one kind of sampling in all silos."
-        )
     if made.view == "average" and made.local_steps > 1:
         raise ValueError(
             f"view='average' needs local_steps=1, not {made.local_steps}: after more steps an update "
@@ -221,16 +247,27 @@ def _check_combination(made: FederatedPlan) -> None:
             f"noise_at='server' needs local_steps=1, not {made.local_steps}: what a person adds to an "
             "update is bounded for one clipped sum only. Run more rounds, or let the silos add noise."
         )
-    if guarantees[0].adjacency != ADD_OR_REMOVE_SUBJECT or name == "UserLDP":
+    adjacency = guarantee_of(made.algorithm, made.facts[0], 1.0, "subject").adjacency
+    if adjacency != ADD_OR_REMOVE_SUBJECT or name == "UserLDP":
         raise ValueError(
             f"noise_at='server' with {name} and {made.samplings[0]} is not proven; use ItemDP, "
-            "HiGradAvg, GroupDP or SubjectDP with Poisson sampling."
+            "HiGradAvg, GroupDP, SubjectDP or ElementDP with Poisson sampling."
         )
 
 
-def _facts(i: int, sampling: Sampler, stats: SiloStats, cap: int | None) -> SamplingFacts:
+def _facts(
+    i: int, sampling: Sampler, stats: SiloStats, algorithm: Algorithm | None, cap: int | None
+) -> SamplingFacts:
+    if isinstance(sampling, PoissonElements) and stats.elements is None:
+        raise ValueError(
+            f"silo {stats.names[i]!r}: {sampling} draws elements, and the stats have none: make them "
+            "with SiloStats.from_ids(subject_id, silo_id, element_id=element_id)."
+        )
     try:
-        return facts_of(sampling, stats.silo(i), cap)
+        facts = facts_of(sampling, stats.silo(i), cap)
+        # Where elements are not asked for, a silo always drops a subject's items above its k.
+        drops = algorithm is not None and not algorithm.needs_elements
+        return dataclasses.replace(facts, data_cap=facts.data_cap or drops)
     except ValueError as error:
         raise ValueError(
             f"silo {stats.names[i]!r}: {error}. Silos may sample differently: pass sampling= as a "
@@ -259,8 +296,8 @@ def _one_a_silo(sampling: Any, names: Sequence[Any]) -> tuple[Sampler, ...]:
         # By the class itself: a subclass may draw in another way than the accountant assumes.
         if type(one) not in _SAMPLERS:
             raise ValueError(
-                f"sampling={one!r} is not offered in a silo; use PoissonItems, PoissonSubjects or "
-                "FixedSize (shuffled epochs do not end with a round)."
+                f"sampling={one!r} is not offered in a silo; use PoissonItems, PoissonSubjects, "
+                "PoissonElements or FixedSize (shuffled epochs do not end with a round)."
             )
     return tuple(sampling)
 

@@ -19,7 +19,7 @@ import numpy as np
 from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import Algorithm, SamplingFacts, algorithm_from_config
 from tf_subjectdp.federated import costs
-from tf_subjectdp.plans import check_delta, rounded_up
+from tf_subjectdp.plans import check_delta, check_unit, rounded_up
 from tf_subjectdp.sampling import Sampler, SiloStats, sampler_from_config
 
 
@@ -68,6 +68,7 @@ class FederatedPlan:
       target_epsilon: the epsilon that the noise was chosen for; None if the noise was given.
       max_items_per_subject: the public bound on a subject's items in ONE silo, which every silo
         enforces; None if each k was read from the data.
+      unit: "subject", "element" (of a subject) or "item", whose epsilon the promise is.
       stats: who has how many items where; None in a plan that was read from a state.
     """
 
@@ -87,6 +88,7 @@ class FederatedPlan:
     delta: float | None = None
     target_epsilon: float | None = None
     max_items_per_subject: int | None = None
+    unit: str = "subject"
     stats: SiloStats | None = dataclasses.field(default=None, repr=False, compare=False)
 
     # -- what a silo does --------------------------------------------------------------------------
@@ -103,6 +105,11 @@ class FederatedPlan:
         The process refuses more, so that any order of participation keeps the promise.
         """
         return -(-self.rounds * self.silos_per_round // self.n_silos)
+
+    @property
+    def needs_elements(self) -> bool:
+        """Whether the silos' rows have an element each."""
+        return self.algorithm is not None and self.algorithm.needs_elements
 
     @property
     def divisors(self) -> tuple[float, ...]:
@@ -136,24 +143,33 @@ class FederatedPlan:
 
     # -- what it costs -----------------------------------------------------------------------------
 
-    def horizontal(self, spent: Spent | None = None) -> accounting.HorizontalPlan:
+    def horizontal(
+        self, spent: Spent | None = None, *, unit: str | None = None
+    ) -> accounting.HorizontalPlan:
         """The `accounting.HorizontalPlan` of what the silos release; see `costs.horizontal`."""
-        return costs.horizontal(self, self.checked_spent(spent))
+        return costs.horizontal(self, self.checked_spent(spent), unit=self._checked_unit(unit))
 
-    def epsilon(self, delta: float | None = None, *, spent: Spent | None = None) -> float:
-        """epsilon of the costliest subject, from above.
+    def epsilon(
+        self,
+        delta: float | None = None,
+        *,
+        unit: str | None = None,
+        spent: Spent | None = None,
+    ) -> float:
+        """epsilon of the costliest subject, element of a subject or item, from above.
 
         Args:
           delta: in (0, 1); None takes the plan's.
+          unit: "subject", "element" or "item"; None takes the plan's.
           spent: what was released; None for all that is planned.
 
         Raises:
-          ValueError: no delta, or one outside (0, 1).
+          ValueError: no delta, or one outside (0, 1); a unit for which nothing is proven.
         """
-        spent = self.checked_spent(spent)
+        spent, unit = self.checked_spent(spent), self._checked_unit(unit)
         if self.algorithm is None:
             return math.inf if spent.rounds else 0.0
-        return costs.epsilon(self, spent, self.checked_delta(delta))
+        return costs.epsilon(self, spent, self.checked_delta(delta), unit)
 
     def per_subject_epsilon(
         self, *, delta: float | None = None, spent: Spent | None = None
@@ -173,6 +189,12 @@ class FederatedPlan:
         if self.algorithm is None:
             raise ValueError("algorithm=None is not private: everybody's epsilon is infinite.")
         return costs.of_every_subject(self, self.checked_spent(spent), self.checked_delta(delta))
+
+    def _checked_unit(self, unit: str | None) -> str:
+        if unit is None:
+            return self.unit
+        check_unit(unit)
+        return unit
 
     def checked_spent(self, spent: Spent | None) -> Spent:
         """Counts of this plan's silos as plain numbers; None stands for all that is planned.
@@ -217,7 +239,8 @@ class FederatedPlan:
         if not isinstance(config, Mapping):
             raise TypeError(f"config={config!r} must be a dict made by get_config().")
         fields = dict(config)
-        missing = {f.name for f in dataclasses.fields(cls)} - set(fields) - {"stats"}
+        # States of earlier releases name no unit: theirs was the subject.
+        missing = {f.name for f in dataclasses.fields(cls)} - set(fields) - {"stats", "unit"}
         if missing:
             raise ValueError(
                 f"this is no config of a FederatedPlan: {sorted(missing)} are missing."
@@ -265,11 +288,38 @@ class FederatedPlan:
             ),
             ("silos a subject", f"at most {self.silos_per_subject or self.n_silos}"),
             ("noise multiplier", _span(sigmas)),
+            *self._of_elements(),
         ]
         if self.delta is not None:
-            rows += [("epsilon", rounded_up(self.epsilon())), ("delta", f"{self.delta:g}")]
+            rows += [*self._epsilons(), ("delta", f"{self.delta:g}")]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The units that figures are given for: the plan's own first."""
+        known = [self.unit, *(("element",) if self.needs_elements else ()), "subject"]
+        return tuple(dict.fromkeys(known))
+
+    def _of_elements(self) -> list[tuple[str, str]]:
+        if self.unit == "subject" and len(self.units) == 1:
+            return []
+        most = getattr(self.algorithm, "max_elements", None)
+        rows = [("elements a subject", f"at most {most} in a silo")] if most is not None else []
+        named = "one element of a subject" if self.unit == "element" else f"one {self.unit}"
+        return [*rows, ("protects", named)]
+
+    def _epsilons(self) -> list[tuple[str, str]]:
+        if len(self.units) == 1:
+            return [("epsilon", rounded_up(self.epsilon()))]
+        return [(f"epsilon per {unit}", self._figure(unit)) for unit in self.units]
+
+    def _figure(self, unit: str) -> str:
+        try:
+            costs.check_proven(self, unit)
+        except ValueError:
+            return "none is proven, see statement()"
+        return rounded_up(self.epsilon(unit=unit))
 
 
 def _span(values: Sequence[float]) -> str:

@@ -129,14 +129,13 @@ def _computations(
 ) -> tuple[Parts, Sequence[tff.Computation]]:
     kernel = randomness.kernel_entropy_is_there()
     x_type, y_type = tf.nest.map_structure(_type_of, input_spec)
-    data_type = tff.types.to_type(
-        collections.OrderedDict(
-            silo=tff.TensorType(np.int32),
-            x=x_type,
-            y=y_type,
-            subject=tff.TensorType(np.int64, [None]),
-        )
+    number_of_row = tff.TensorType(np.int64, [None])
+    given = collections.OrderedDict(
+        silo=tff.TensorType(np.int32), x=x_type, y=y_type, subject=number_of_row
     )
+    if plan.needs_elements:
+        given["element"] = number_of_row
+    data_type = tff.types.to_type(given)
 
     def silo_work():
         model = silo_model.made_by(model_fn)

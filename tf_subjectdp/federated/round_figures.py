@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.client_work import SIZE_BINS
 from tf_subjectdp.federated.spending import spent_in
 
@@ -60,14 +61,14 @@ def round_metrics(
         clipped: share of the clipped terms that were scaled down.
         items, subjects: mean of a silo's step; empty: share of the steps without any.
         signal_to_noise: mean norm of a silo's clipped sum in a step, over the norm of the noise: mean
-          sigma of the silos that took part * clip norm * sqrt(number of weights). Where the server adds
+          deviation in the silos that took part * sqrt(number of weights). Where the server adds
           the noise this is still ONE silo's sum, over the noise of the sum of all.
         update_norm: root mean square over silos of what each made, before its weight in the average.
         non_finite: gradients that were not finite and counted as zero.
         dropped: items over a subject's bound, left out.
         diverged: silos whose update was not finite and was left out.
         group_sizes: how many subjects brought 1, 2, 3-4, 5-8, ... items to a step; the last bin is open.
-        epsilon: of the costliest subject after all rounds so far, from above.
+        epsilon: of the plan's unit (the costliest subject, say) after all rounds so far, from above.
 
     Raises:
       ValueError: metrics that are none of `process.next`, or no delta.
@@ -99,9 +100,9 @@ def _norm_of_noise(plan: Any, state: Any, took_part: np.ndarray) -> float:
     """Of a step, as expected; 0.0 where there is none."""
     if plan.algorithm is None or took_part.sum() <= 0:
         return 0.0
-    sigma = np.average(plan.noise_multipliers, weights=took_part)
+    deviations = [plan.algorithm.noise_stddev(sigma) for sigma in plan.noise_multipliers]
     size = sum(np.size(part) for part in state.global_model_weights.trainable)
-    return float(sigma * plan.algorithm.clip_norm * math.sqrt(size))
+    return float(np.average(deviations, weights=took_part) * math.sqrt(size))
 
 
 def subject_epsilons(process: Any, state: Any, delta: float | None = None) -> dict[str, Any]:
@@ -128,3 +129,7 @@ def check_per_subject(plan: Any) -> None:
             f"this one has algorithm={plan.algorithm!r} and {'no ' if plan.stats is None else ''}stats. "
             "Leave them out (distribution_every=0)."
         )
+    try:
+        costs.check_proven(plan, "subject")
+    except ValueError as error:
+        raise ValueError(f"{error} Or leave single subjects out (distribution_every=0).") from None

@@ -82,8 +82,11 @@ def _largest_coordinate(plan: FederatedPlan, client: Any) -> float:
     """The most that a coordinate of a silo's update can be: all terms one way, and noise on top."""
     state = client.initialize(tf.TensorSpec([], tf.float32))
     rate = abs(float(client.next(state, tf.constant(0.0), tf.constant(1.0))[1]))
+    algorithm = plan.algorithm
     most = [
-        weight * (facts.n_items + _MOST_SIGMAS * sigma) * plan.algorithm.clip_norm / divisor
+        weight
+        * (facts.n_items * algorithm.clip_norm + _MOST_SIGMAS * algorithm.noise_stddev(sigma))
+        / divisor
         for weight, facts, sigma, divisor in zip(
             plan.weights, plan.facts, plan.noise_multipliers, plan.divisors, strict=True
         )
@@ -120,7 +123,7 @@ def averaging(
         total = [tf.cast(part, tf.float32) for part in total]
         if not central:
             return [part / plan.planned_weight for part in total]
-        stddev = plan.noise_multipliers[0] * plan.algorithm.clip_norm
+        stddev = plan.algorithm.noise_stddev(plan.noise_multipliers[0])
         gradients = add_gaussian_noise(
             total,
             stddev,

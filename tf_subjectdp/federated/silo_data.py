@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leaves a silo's table for its own computation: rows, and a number for each person.
+"""What leaves a silo's table for its own computation: rows, and numbers for whose they are.
 
 Knows the silos' names and the model's input; TensorFlow and NumPy alone. It runs where the silo's data
 are: raw ids go no further.
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tf_subjectdp.federated.ids import id_array
 from tf_subjectdp.sampling import encode_ids
+from tf_subjectdp.sampling.pairs import encode_elements, pair_codes
 
 _KEYS = ("x", "y", "subject_id")
 # All rows of a silo are one batch.
@@ -62,36 +63,43 @@ def present_silos(given: Any, names: Sequence[str]) -> dict[int, Any]:
 
 
 def silo_tensors(
-    data: Any, input_spec: tuple[Any, Any], name: str, id_key: Callable | None = None
+    data: Any,
+    input_spec: tuple[Any, Any],
+    name: str,
+    id_key: Callable | None = None,
+    *,
+    elements: bool = False,
 ) -> dict[str, Any]:
     """All rows of a silo.
 
     Args:
-      data: an unbatched `tf.data.Dataset` of dicts with "x", "y" and "subject_id"; or such a dict of
-        arrays, one row an item.
+      data: an unbatched `tf.data.Dataset` of dicts with "x", "y", "subject_id" and, where elements are
+        needed, "element_id"; or such a dict of arrays, one row an item.
       input_spec: (x, y) of the model, batched.
       name: of the silo, for errors.
       id_key: maps an array of ids to the ids that count, so that 7 and "7", or other spellings of one
         person, are one; None takes them as they are.
+      elements: whether the plan's algorithm needs the element of each row.
 
     Returns:
       "x", "y": nests of tensors [n, ...] as in `input_spec`; "subject": int64 [n], people numbered from
-      0 in the order of their first rows.
+      0 in the order of their first rows; with elements "element": int64 [n], the (subject, element) pairs
+      numbered from 0.
 
     Raises:
       ValueError, TypeError: other keys, batched rows, shapes or ids that do not fit.
     """
+    keys = (*_KEYS, "element_id") if elements else _KEYS
     if isinstance(data, tf.data.Dataset):
-        x, y, ids = _read(data, input_spec, name)
-    elif isinstance(data, Mapping):
-        _check_keys(data, name)
-        x, y, ids = (data[key] for key in _KEYS)
-        x, y = (np.asarray(part) if isinstance(part, list) else part for part in (x, y))
-    else:
+        data = _read(data, input_spec, name, keys)
+    elif not isinstance(data, Mapping):
         raise TypeError(
             f"the data of silo {name!r} are of type {type(data).__name__}: pass an unbatched "
-            "tf.data.Dataset of OrderedDict(x=, y=, subject_id=), or a dict of arrays."
+            f"tf.data.Dataset of OrderedDict({_named(keys)}), or a dict of arrays."
         )
+    _check_keys(data, name, keys)
+    x, y, ids = (data[key] for key in _KEYS)
+    x, y = (np.asarray(part) if isinstance(part, list) else part for part in (x, y))
     ids = id_array(ids)
     rows = ids.shape[0] if ids.ndim else -1
     _check_size((x, y), name)
@@ -105,22 +113,41 @@ def silo_tensors(
             raise kind(f"silo {name!r}: {error}") from None
     if codes.size != rows:
         raise ValueError(f"silo {name!r}: id_key returned {codes.size} ids for {rows} rows.")
-    return {"x": parts[0], "y": parts[1], "subject": tf.constant(codes, tf.int64)}
+    found = {"x": parts[0], "y": parts[1], "subject": tf.constant(codes, tf.int64)}
+    if elements:
+        pairs = _pairs(codes, data["element_id"], name)
+        found["element"] = tf.constant(pairs, tf.int64)
+    return found
 
 
-def check_rows(subject: np.ndarray, plan: Any, silo: int) -> None:
+def _pairs(codes: np.ndarray, element_id: Any, name: str) -> np.ndarray:
+    """The (subject, element) pair of each row, numbered from 0."""
+    if not codes.size and not len(id_array(element_id)):
+        return codes
+    try:
+        return pair_codes(codes, encode_elements(id_array(element_id), codes.size))[0]
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"silo {name!r}: {error}") from None
+
+
+def check_rows(tensors: Mapping[str, Any], plan: Any, silo: int) -> None:
     """Holds a silo's rows against what the plan was made for.
 
     Args:
-      subject: the person of each row, numbered from 0.
+      tensors: of `silo_tensors`.
       plan: the `FederatedPlan`.
       silo: number of the silo.
 
     Raises:
       ValueError: batches of a fixed size with another number of items; more items than an average
-        counts on; or a table that is too large to be sent.
+        counts on; a subject or an element with more items than the plan, which has no bound that the
+        silo could enforce; or a table that is too large to be sent.
     """
     facts = plan.facts[silo]
+    subject = np.asarray(tensors["subject"])
+    if plan.needs_elements:
+        _check_elements(subject, np.asarray(tensors["element"]), plan, silo)
     items = int(np.minimum(np.bincount(subject), facts.max_items).sum()) if subject.size else 0
     if items == facts.n_items:
         return
@@ -145,42 +172,82 @@ def _warn_once(message: str) -> None:
     _log.warning(message)
 
 
-def _check_keys(found: Mapping, name: str) -> None:
-    if set(found) != set(_KEYS):
+def _check_elements(subject: np.ndarray, pair: np.ndarray, plan: Any, silo: int) -> None:
+    """Of constants that were read from the data: to drop a subject's items above one would let one
+    element displace the items of another."""
+    facts, algorithm = plan.facts[silo], plan.algorithm
+    largest = [int(np.bincount(group).max(initial=0)) for group in (subject, pair)]
+    if plan.max_items_per_subject is None and largest[0] > facts.max_items:
         raise ValueError(
-            f"the rows of silo {name!r} have the keys {sorted(found)}; they must have x, y and "
-            "subject_id (the person of the row)."
+            f"silo {plan.names[silo]!r} has a subject with {largest[0]} items, above the plan's "
+            f"k={facts.max_items}, and the guarantee would not cover them; plan with the stats of these "
+            "data, or, for unit='subject', with max_items_per_subject=K."
+        )
+    most = facts.max_element_items
+    if algorithm.max_items_per_element is None and most is not None and largest[1] > most:
+        raise ValueError(
+            f"silo {plan.names[silo]!r} has an element of a subject with {largest[1]} items, above the "
+            f"plan's {most}, and the guarantee would not cover them; plan with the stats of these data, "
+            f"or with {type(algorithm).__name__}(..., max_items_per_element=K)."
+        )
+    counted = None if plan.stats is None else plan.stats.elements
+    found = int(pair.max(initial=-1)) + 1
+    if counted is not None and found != counted[silo].n_elements:
+        _warn_once(
+            f"silo {plan.names[silo]!r} has {found} elements of subjects and the plan was made for "
+            f"{counted[silo].n_elements}; the plan's rate and divisor stay as they are."
         )
 
 
-def _read(dataset: tf.data.Dataset, input_spec: Any, name: str) -> tuple[Any, Any, np.ndarray]:
+def _named(keys: Sequence[str]) -> str:
+    return ", ".join(f"{key}=" for key in keys)
+
+
+def _check_keys(found: Mapping, name: str, keys: Sequence[str]) -> None:
+    if set(found) == set(keys):
+        return
+    needed = "x, y and subject_id (the person of the row)"
+    if "element_id" in keys:
+        needed = "x, y, subject_id (the person of the row) and element_id (the element of the row)"
+    elif "element_id" in found:
+        needed += "; the plan's algorithm takes no elements, plan with ElementDP for them"
+    raise ValueError(
+        f"the rows of silo {name!r} have the keys {sorted(found)}; they must have {needed}."
+    )
+
+
+def _read(
+    dataset: tf.data.Dataset, input_spec: Any, name: str, keys: Sequence[str]
+) -> dict[str, Any]:
+    """All rows of a dataset, as a dict with these keys."""
     spec = dataset.element_spec
     if not isinstance(spec, Mapping):
         raise TypeError(
-            f"the dataset of silo {name!r} has elements {spec}; they must be OrderedDict(x=, y=, "
-            "subject_id=)."
+            f"the dataset of silo {name!r} has elements {spec}; they must be "
+            f"OrderedDict({_named(keys)})."
         )
-    _check_keys(spec, name)
+    _check_keys(spec, name, keys)
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             f"the dataset of silo {name!r} never ends; leave out repeat(): a silo's rows are read once a "
             "round, and the plan says how often they are drawn."
         )
-    if spec["subject_id"].shape.rank != 0:
-        raise ValueError(
-            f"the dataset of silo {name!r} has subject_id of shape {spec['subject_id'].shape}: it is "
-            "batched. Pass it unbatched (dataset.unbatch()): the plan says who is in a step."
-        )
+    for key in keys[2:]:
+        if spec[key].shape.rank != 0:
+            raise ValueError(
+                f"the dataset of silo {name!r} has {key} of shape {spec[key].shape}: it is "
+                "batched. Pass it unbatched (dataset.unbatch()): the plan says who is in a step."
+            )
     if type(dataset).__name__ == "_TensorSliceDataset" and hasattr(dataset, "_tensors"):
         # Straight from memory: to go through its rows one by one takes longer than a small step.
         found = tf.nest.pack_sequence_as(spec, list(dataset._tensors))
-        return found["x"], found["y"], np.asarray(found["subject_id"])
+        return {**found, **{key: np.asarray(found[key]) for key in keys[2:]}}
     for batch in dataset.batch(_ALL_ROWS).take(1):
-        return batch["x"], batch["y"], batch["subject_id"].numpy()
+        return {**batch, **{key: batch[key].numpy() for key in keys[2:]}}
     x, y = tf.nest.map_structure(
         lambda s: tf.zeros([0, *[size or 1 for size in s.shape[1:]]], s.dtype), input_spec
     )
-    return x, y, np.zeros(0, np.int64)
+    return {"x": x, "y": y, **{key: np.zeros(0, np.int64) for key in keys[2:]}}
 
 
 def _fitted(part: Any, spec: Any, rows: int, name: str) -> Any:
@@ -227,6 +294,5 @@ def _structure(nest: Any) -> str:
 
 def tagged(silo: int, tensors: Mapping[str, Any]) -> collections.OrderedDict:
     """The argument of the silo's computation."""
-    return collections.OrderedDict(
-        silo=np.int32(silo), x=tensors["x"], y=tensors["y"], subject=tensors["subject"]
-    )
+    keys = ("x", "y", "subject", *(("element",) if "element" in tensors else ()))
+    return collections.OrderedDict(silo=np.int32(silo), **{key: tensors[key] for key in keys})

@@ -41,6 +41,7 @@ class KerasSilo:
     def __init__(self, model: Any, loss: Any, input_spec: Any):
         compat.require_model(model)
         validation.check_layers(model)
+        validation.check_batch_normalization(compat.all_layers(model), None)
         self.model = model
         self.input_spec = split_spec(input_spec)
         if not model.built:
@@ -97,6 +98,7 @@ class VariableModelSilo:
         keras_model = getattr(model, "_keras_model", None)
         if keras_model is not None:
             validation.check_layers(keras_model)
+            validation.check_batch_normalization(compat.all_layers(keras_model), None)
             if keras_model.losses:
                 raise ValueError(
                     "the VariableModel has regularisers, which it adds to each batch's mean loss, where "

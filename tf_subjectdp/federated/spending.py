@@ -30,14 +30,15 @@ def plan_of(state: Any) -> FederatedPlan:
     return FederatedPlan.from_config(json.loads(_text_of(state)))
 
 
-def epsilon_of(state: Any, delta: float | None = None) -> float:
+def epsilon_of(state: Any, delta: float | None = None, *, unit: str | None = None) -> float:
     """epsilon of the costliest subject, from a server state alone (one that was loaded, say).
 
     Args:
       state: of a process of this package.
       delta: in (0, 1); None takes the plan's.
+      unit: "subject", "element" or "item"; None takes the plan's.
     """
-    return plan_of(state).epsilon(delta, spent=spent_in(state))
+    return plan_of(state).epsilon(delta, unit=unit, spent=spent_in(state))
 
 
 class Spending:

@@ -4,6 +4,7 @@
 Knows the plan and what was spent; pure text.
 """
 
+from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import FederatedPlan, Spent
 from tf_subjectdp.plans import guarantee_of, rounded_up
 from tf_subjectdp.statement import layout, not_covered
@@ -58,9 +59,8 @@ def federated_statement(
             "NOT PRIVATE: there is no noise, or none in one of the silos; whoever is in such a silo "
             "that took part is not protected, and the figure below is infinite."
         )
-    epsilon = rounded_up(plan.epsilon(delta, spent=spent))
+    paragraphs += [_promise(plan, unit, delta, spent) for unit in plan.units]
     paragraphs += [
-        _promise(plan, epsilon, delta),
         f"From whom: {_VIEWS[plan.noise_at, plan.view if plan.noise_at == 'silo' else 'updates']}."
         + (_COUNTS if counts else ""),
         _silos(plan, spent),
@@ -72,10 +72,50 @@ def federated_statement(
     return layout(paragraphs)
 
 
-def _promise(plan: FederatedPlan, epsilon: str, delta: float) -> str:
+def _promise(plan: FederatedPlan, unit: str, delta: float, spent: Spent | None) -> str:
+    if plan.algorithm is not None:
+        try:
+            costs.check_proven(plan, unit)
+        except ValueError as error:
+            return f"Per {unit}: no figure, since nothing is proven: {error}"
+    epsilon = rounded_up(plan.epsilon(delta, unit=unit, spent=spent))
     if plan.algorithm is None:
         return f"Per subject: epsilon = {epsilon}."
-    guarantee = guarantee_of(plan.algorithm, plan.facts[0], 1.0, "subject")
+    guarantee = guarantee_of(plan.algorithm, plan.facts[0], 1.0, unit)
+    text = f"Per {unit}: epsilon = {epsilon} at delta = {delta:g}, for {guarantee.adjacency}, "
+    if unit == "item":
+        text += "in the one silo that holds it."
+    else:
+        text += f"in ALL silos together: {_where(plan, unit)}."
+    if len(plan.units) > 1 and unit == plan.unit:
+        text += " This is what the plan is about."
+    if unit != "subject":
+        text += f" It says nothing about a person's other {unit}s."
+        if plan.view == "average":
+            text += (
+                " It is that of someone who sees every silo's update: that the silos' noises add up in "
+                f"the average is not proven for one {unit}."
+            )
+        text += _above_subject(plan, unit, delta, spent)
+    return text
+
+
+def _above_subject(plan: FederatedPlan, unit: str, delta: float, spent: Spent | None) -> str:
+    """Why the figure per element or item is above that per subject; empty where it is not."""
+    try:
+        costs.check_proven(plan, "subject")
+    except ValueError:
+        return ""
+    of_unit, of_subject = (plan.epsilon(delta, unit=one, spent=spent) for one in (unit, "subject"))
+    if of_unit <= of_subject:
+        return ""
+    return (
+        f" It is above the figure per subject because one {unit} may replace what a subject adds to a "
+        "step, and replacing is more than adding or removing."
+    )
+
+
+def _where(plan: FederatedPlan, unit: str) -> str:
     most = plan.silos_per_subject
     where = "in every silo" if most is None else f"in at most {most} of {plan.n_silos} silos"
     promised = (
@@ -83,10 +123,8 @@ def _promise(plan: FederatedPlan, epsilon: str, delta: float) -> str:
         if most is None
         else (" (a promise about the data: a person in more silos is protected less)")
     )
-    return (
-        f"Per subject: epsilon = {epsilon} at delta = {delta:g}, for {guarantee.adjacency}, in ALL silos "
-        f"together: a person may be {where}{promised}."
-    )
+    what = "a person" if unit == "subject" else "a person, and each of their elements,"
+    return f"{what} may be {where}{promised}"
 
 
 def _silos(plan: FederatedPlan, spent: Spent | None) -> str:
@@ -118,11 +156,27 @@ def _noise(plan: FederatedPlan) -> str:
     who = (
         "by every silo at every step" if plan.noise_at == "silo" else "by the server, once a round"
     )
+    unit = plan.algorithm.noise_stddev(1.0)
     return (
-        f"Noise: Gaussian, standard deviation {sigma} x {plan.algorithm.clip_norm:g} (noise multiplier x "
+        f"Noise: Gaussian, standard deviation {sigma} x {unit:g} (noise multiplier x "
         f"clip norm) on every coordinate of the clipped sum, added {who}, drawn afresh with entropy of "
         "the operating system of the machine that adds it."
     )
+
+
+def _of_elements(plan: FederatedPlan) -> str:
+    if not plan.needs_elements:
+        return ""
+    elements, items = plan.algorithm.max_elements, plan.algorithm.max_items_per_element
+    counted = [facts.max_element_items for facts in plan.facts]
+    text = f"; at most {elements} elements a subject in a silo" if elements is not None else ""
+    if items is not None:
+        text += f"; at most {items} items an element in a silo"
+    if text:
+        text += " (further ones are dropped at random, afresh in each round)"
+    if items is None and None not in counted:
+        text += f"; at most {max(counted)} items an element in a silo (read from the data)"
+    return text
 
 
 def _constants(plan: FederatedPlan) -> str:
@@ -136,6 +190,6 @@ def _constants(plan: FederatedPlan) -> str:
     return (
         f"Public constants: sampling by {kinds}, at rates {min(f.rate for f in plan.facts):.6g} to "
         f"{max(f.rate for f in plan.facts):.6g} a step; at most {most} items a subject in a silo "
-        f"({source}); divisors and weights, which do not change when a silo is missing. Neighbouring "
-        "data are compared under the same ones."
+        f"({source}){_of_elements(plan)}; divisors and weights, which do not change when a silo is "
+        "missing. Neighbouring data are compared under the same ones."
     )

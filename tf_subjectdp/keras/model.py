@@ -203,6 +203,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             linear=optimizer.algorithm.kind == "linear",
             options=optimizer.engine,
             layers=layers,
+            one_term=optimizer.algorithm.one_term,
         )
 
     def _row_function(self, rows: Any) -> tuple[tf.Tensor, Any]:

@@ -109,6 +109,7 @@ def private_step(
             options=optimizer.engine,
             layers=layers,
             said=optimizer._engine_said,
+            one_term=algorithm.one_term,
         )
     summed = clipping.clipped_sum(
         row_function,

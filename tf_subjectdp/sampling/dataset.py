@@ -58,8 +58,8 @@ def to_dataset(
       `"subject"` and, if given, `"element"` (int64 [b], -1 for padding), `"weight"` (float32 [b], 0
       for padding), `"mask"` (bool [b], False for padding), `"seeded"` (bool scalar), and the int64
       scalars `"plan"` (the fingerprint), `"pass"` (a number drawn for each pass over the dataset) and
-      `"step"` (the number of the step in its pass), by which a replay is found out. Every element has at least one row:
-      an empty batch is one row of padding, with the features of row 0.
+      `"step"` (the number of the step in its pass), by which a replay is found out. Every element of the
+      dataset has at least one row: an empty batch is one row of padding, with the features of row 0.
 
     Raises:
       ValueError: leaves of unequal length, no rows, a weight that is negative or not finite, steps

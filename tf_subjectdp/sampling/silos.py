@@ -10,6 +10,7 @@ import numpy as np
 
 from tf_subjectdp.sampling._checks import LARGEST, positive_int
 from tf_subjectdp.sampling.grouping import encode_typed_ids
+from tf_subjectdp.sampling.pairs import ElementStats, encode_elements
 from tf_subjectdp.sampling.stats import SubjectStats
 
 if TYPE_CHECKING:
@@ -34,23 +35,35 @@ class SiloStats:
         where they were read from a column.
       id_dtype: "int64" or "string", what the subject ids were; None where they were not seen.
       cap: the public bound on a subject's items in one silo, see `bounded`; None for none.
+      elements: for each silo the elements that its rows belong to, in the order of `names`; None if
+        they were not given.
     """
 
     counts: sparse.csr_array
     names: tuple[Any, ...]
     id_dtype: str | None = None
     cap: int | None = None
+    elements: tuple[ElementStats, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.elements is not None and len(self.elements) != len(self.names):
+            raise ValueError(
+                f"elements has {len(self.elements)} entries for {len(self.names)} silos: pass one "
+                "ElementStats a silo"
+            )
 
     @classmethod
-    def from_ids(cls, subject_ids: Any, silo_ids: Any) -> SiloStats:
+    def from_ids(cls, subject_ids: Any, silo_ids: Any, element_id: Any = None) -> SiloStats:
         """Counts rows by subject and silo.
 
         Args:
           subject_ids: one id a row; integers, strings or bytes, see `encode_ids`.
           silo_ids: one silo a row, by the same rules.
+          element_id: the element of each row, for `ElementDP`; None if there are none. A subject's
+            element may have rows in several silos, and each silo counts its own.
 
         Raises:
-          ValueError, TypeError: ids that are missing or of a wrong type (see `encode_ids`), or two
+          ValueError, TypeError: ids that are missing or of a wrong type (see `encode_ids`), or
             columns of unequal length.
         """
         subjects, n_subjects, id_dtype = encode_typed_ids(subject_ids)
@@ -68,9 +81,16 @@ class SiloStats:
         np.minimum.at(first, silos, np.arange(silos.size))
         names = np.asarray(silo_ids, dtype=object)[first]
         keys, counts = np.unique(subjects * n_silos + silos, return_counts=True)
-        return cls._from_sorted(
+        stats = cls._from_sorted(
             keys // n_silos, keys % n_silos, counts, n_subjects, names.tolist(), id_dtype
         )
+        if element_id is None:
+            return stats
+        codes = encode_elements(element_id, subjects.size)
+        code_of = {name: code for code, name in enumerate(names.tolist())}
+        rows = [np.flatnonzero(silos == code_of[name]) for name in stats.names]
+        elements = tuple(ElementStats.from_codes(subjects[own], codes[own]) for own in rows)
+        return dataclasses.replace(stats, elements=elements)
 
     @classmethod
     def from_counts(cls, counts: Any, names: Any = None) -> SiloStats:
@@ -159,7 +179,8 @@ class SiloStats:
         if not 0 <= i < self.n_silos:
             raise ValueError(f"i is {i}: the silos are numbered 0..{self.n_silos - 1}")
         stats = SubjectStats.from_counts(self.counts.data[self.counts.indices == i])
-        stats = dataclasses.replace(stats, id_dtype=self.id_dtype)
+        elements = None if self.elements is None else self.elements[int(i)]
+        stats = dataclasses.replace(stats, id_dtype=self.id_dtype, elements=elements)
         return stats if self.cap is None else stats.bounded(self.cap)
 
     def bounded(self, max_items: int) -> SiloStats:
