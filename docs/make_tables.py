@@ -6,6 +6,7 @@ python docs/make_tables.py --check    # exit status 1 if the page differs
 """
 
 import argparse
+import dataclasses
 import re
 import sys
 from collections.abc import Callable
@@ -22,16 +23,24 @@ ALGORITHMS = (
     sdp.HiGradAvg(1.0),
     sdp.SubjectDP(1.0),
     sdp.UserLDP(1.0),
+    sdp.ElementDP(1.0, max_elements=4),
+    sdp.BatchClipping(1.0),
+    sdp.MixedClipping(1.0, parts=4),
 )
 SAMPLERS = (
     sdp.PoissonItems(100),
     sdp.PoissonSubjects(20),
+    sdp.PoissonElements(40),
     sdp.FixedSize(100),
     sdp.Shuffle(100),
 )
-STATS = {"n_items": 10_000, "n_subjects": 1_000, "max_items": 12}
+STATS = dataclasses.replace(
+    sdp.SubjectStats.public(n_items=10_000, n_subjects=1_000, max_items=12),
+    elements={"n_elements": 3_000, "max_elements": 4, "max_items": 6},
+)
 ADD, REPLACE = "add or remove", "replace in place"
 STARTS = {
+    "replacing, adding or removing": (ADD, REPLACE),
     "adding or removing": (ADD,),
     "replacing": (REPLACE,),
     "any change": (ADD, REPLACE),
@@ -40,10 +49,8 @@ STARTS = {
 
 def cell(algorithm, sampler, unit: str, adjacency: str) -> str:
     """The engine of the proof for one combination, or that there is none."""
-    plan = sdp.plan(
-        algorithm, sampler, sdp.SubjectStats.public(**STATS), steps=100, noise_multiplier=5.0
-    )
     try:
+        plan = sdp.plan(algorithm, sampler, STATS, steps=100, noise_multiplier=5.0, unit=unit)
         guarantee = plan.guarantee(unit)
     except ValueError:
         return "refused"
@@ -61,7 +68,7 @@ def matrix() -> str:
         "| --- " * (len(names) + 3) + "|",
     ]
     for algorithm in ALGORITHMS:
-        for unit in ("subject", "item"):
+        for unit in algorithm.units:
             for adjacency in (ADD, REPLACE):
                 cells = [cell(algorithm, sampler, unit, adjacency) for sampler in SAMPLERS]
                 name = type(algorithm).__name__

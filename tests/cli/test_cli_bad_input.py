@@ -76,9 +76,11 @@ BAD = {
     "--noise 1 --delta 1e-5 --steps 1": "whole number of items",
     "epsilon --algorithm itemdp --unit item --sampling fixed-size --batch 2 --items 9 --noise 1 "
     "--delta 1e-5 --steps 1 --engine pld": 'engine="rdp"',
-    "epsilon --algorithm elementdp --q 0.1 --noise 1 --delta 1e-5 --steps 1": "samples subjects",
+    "epsilon --algorithm elementdp --q 0.1 --noise 1 --delta 1e-5 --steps 1": (
+        "--items-per-element K is missing"
+    ),
     "epsilon --algorithm element-subject --p 0.1 --noise 1 --delta 1e-5 --steps 1": (
-        "--elements K is missing"
+        "--elements M is missing"
     ),
     f"epsilon --algorithm centralgroup {Q} --noise 1 --delta 1e-5 --steps 1": "needs --silos",
     f"epsilon --algorithm centralgroup {Q} --silos 2 --view updates --noise 1 --delta 1e-5 --steps 1": (
@@ -228,6 +230,7 @@ def test_help_says_units_adjacency_and_papers(capsys, command):
         "noise standard deviation / clip norm",
         "probability that one ITEM",
         "probability that one SUBJECT",
+        "probability that one ELEMENT",
         "the most items of one subject",
         "adding or removing one unit",
         "arXiv:2206.03617",

@@ -27,6 +27,9 @@ sys.exit(status)
 COMMANDS = {
     "help": "--help",
     "epsilon": "epsilon --algorithm subjectdp --p 0.1 --noise 3 --steps 10 --delta 1e-5",
+    "parts": "epsilon --algorithm mixedclipping --parts 3 --batch 5 --items 90 --items-per-subject 9 "
+    "--noise 3 --steps 10 --delta 1e-5",
+    "elements": "epsilon --algorithm elementdp --r 0.1 --noise 3 --steps 10 --delta 1e-5",
     "rounds": "rounds --algorithm userldp --noise 30 --epsilon 1 --delta 1e-5 --silos 3",
     "statement": "statement --algorithm groupdp --batch 5 --items 90 --subjects 30 "
     "--items-per-subject 9 --steps 3 --noise 8 --delta 1e-5",

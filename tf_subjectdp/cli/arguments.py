@@ -9,14 +9,18 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from tf_subjectdp.cli import texts
+from tf_subjectdp.cli.options import (
+    ALGORITHMS,
+    PLANNED,
+    add_data,
+    add_length,
+    add_noise,
+    add_promise,
+    add_silos,
+    add_sizes,
+)
 from tf_subjectdp.cli.values import one_of, real, whole
 from tf_subjectdp.version import __version__
-
-#: Names of algorithms that `epsilon`, `noise` and `rounds` take; `plan` takes the first five.
-PLANNED = ("itemdp", "higradavg", "groupdp", "subjectdp", "userldp")
-ALGORITHMS = (*PLANNED, "elementdp", "element-subject", "centralgroup", "centralhigradavg")
-SAMPLINGS = ("poisson-items", "poisson-subjects", "fixed-size", "shuffle")
-VIEWS = ("updates", "average", "final_model")
 
 
 class UsageError(ValueError):
@@ -53,74 +57,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    data = parser.add_argument_group("the data", "figures, or a table to read them from")
-    data.add_argument("--items", type=whole, metavar="N", help="rows, in one silo")
-    data.add_argument("--subjects", type=whole, metavar="N", help="people, in one silo")
-    data.add_argument(
-        "--items-per-subject", type=whole, metavar="K", help="the most rows of one person, k"
-    )
-    data.add_argument(
-        "--cap-data",
-        type=whole,
-        metavar="K",
-        help="a public bound k, enforced by dropping a person's further rows",
-    )
-    data.add_argument(
-        "--ids", metavar="FILE", help="a CSV (.gz too; - is standard input) or Parquet"
-    )
-    data.add_argument("--column", metavar="NAME", help="the column with the person of each row")
-    data.add_argument("--silo-column", metavar="NAME", help="the column with the silo of each row")
-    data.add_argument(
-        "--delimiter", default=None, metavar="C", help="of a CSV; default ','; tab for a tabulator"
-    )
-    data.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="a progress bar on standard error (default: if it is a terminal)",
-    )
-
-
-def _add_sizes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch", type=real, metavar="B", help="items a step, expected or fixed")
-    parser.add_argument(
-        "--expected-subjects", type=real, metavar="S", help="people a step on average"
-    )
-    parser.add_argument(
-        "--sampling",
-        type=one_of(*SAMPLINGS),
-        metavar="NAME",
-        help=f"{', '.join(SAMPLINGS)} (default: Poisson, of items with --batch or --q, of subjects "
-        "with --expected-subjects or --p)",
-    )
-
-
-def _add_length(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=whole, metavar="T", help="steps of the run")
-    parser.add_argument("--epochs", type=real, metavar="E", help="passes over the data on average")
-
-
-def _add_silos(parser: argparse.ArgumentParser) -> None:
-    silos = parser.add_argument_group("horizontal composition over silos")
-    silos.add_argument("--silos", type=whole, metavar="S", help="equal silos in a round")
-    silos.add_argument(
-        "--silos-per-subject",
-        type=whole,
-        metavar="M",
-        help="the most silos that hold one person (default: all, or as counted in the table)",
-    )
-    silos.add_argument("--rounds", type=whole, metavar="R", help="rounds of the run")
-    silos.add_argument("--steps-per-round", type=whole, metavar="T", help="local steps a round")
-    silos.add_argument(
-        "--view",
-        type=one_of(*VIEWS),
-        metavar="NAME",
-        help="what the adversary sees: every silo's updates (default), the average only (of silos "
-        "of equal weight and clip norm), or the final_model only",
-    )
-
-
 def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algorithm",
@@ -131,7 +67,30 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--q", type=real, help="probability that one item is in a step's batch")
     parser.add_argument("--p", type=real, help="probability that one subject is in a step's batch")
-    _add_sizes(parser)
+    parser.add_argument(
+        "--r",
+        type=real,
+        help="elementdp: probability that one element of a person is in a step's batch",
+    )
+    add_sizes(parser)
+    parser.add_argument(
+        "--expected-elements",
+        type=real,
+        metavar="S",
+        help="elementdp: elements (of all persons) a step on average, with --elements-in-all",
+    )
+    parser.add_argument(
+        "--elements-in-all",
+        type=whole,
+        metavar="N",
+        help="elementdp: (person, element) pairs in the data",
+    )
+    parser.add_argument(
+        "--items-per-element",
+        type=whole,
+        metavar="K",
+        help="elementdp with sampled items: the most rows of one element of a person, enforced",
+    )
     parser.add_argument(
         "--cap",
         type=whole,
@@ -140,7 +99,10 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         "samples subjects",
     )
     parser.add_argument(
-        "--elements", type=whole, metavar="K", help="elementdp: the most elements of one person"
+        "--elements",
+        type=whole,
+        metavar="M",
+        help="elementdp: the most elements of one person, enforced",
     )
     parser.add_argument(
         "--unit",
@@ -159,42 +121,26 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
 
 def _add_epsilon(parser: argparse.ArgumentParser) -> None:
     _add_question(parser)
-    _add_noise(parser, required=True)
-    _add_length(parser)
-    _add_silos(parser)
-    _add_data(parser)
+    add_noise(parser, required=True)
+    add_length(parser)
+    add_silos(parser)
+    add_data(parser)
 
 
 def _add_noise_command(parser: argparse.ArgumentParser) -> None:
     _add_question(parser)
-    _add_promise(parser, required=True)
-    _add_length(parser)
-    _add_silos(parser)
-    _add_data(parser)
+    add_promise(parser, required=True)
+    add_length(parser)
+    add_silos(parser)
+    add_data(parser)
 
 
 def _add_rounds(parser: argparse.ArgumentParser) -> None:
     _add_question(parser)
-    _add_noise(parser, required=True)
-    _add_promise(parser, required=True)
-    _add_silos(parser)
-    _add_data(parser)
-
-
-def _add_noise(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    parser.add_argument(
-        "--noise",
-        type=real,
-        required=required,
-        metavar="SIGMA",
-        help="noise standard deviation / clip norm; 0 is not private",
-    )
-
-
-def _add_promise(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    parser.add_argument(
-        "--epsilon", type=real, required=required, metavar="E", help="the budget, above 0"
-    )
+    add_noise(parser, required=True)
+    add_promise(parser, required=True)
+    add_silos(parser)
+    add_data(parser)
 
 
 def _add_planned(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -205,16 +151,22 @@ def _add_planned(parser: argparse.ArgumentParser, *, required: bool) -> None:
         metavar="NAME",
         help=", ".join(PLANNED),
     )
-    _add_sizes(parser)
-    _add_length(parser)
-    _add_promise(parser)
-    _add_noise(parser)
+    add_sizes(parser)
+    add_length(parser)
+    add_promise(parser)
+    add_noise(parser)
     parser.add_argument("--delta", type=real, metavar="D", help="in (0, 1)")
     parser.add_argument(
         "--unit",
-        type=one_of("subject", "item"),
+        type=one_of("subject", "item", "element"),
         metavar="NAME",
-        help="whose promise it is: subject (default) or item",
+        help="whose promise it is: subject (default; element for elementdp), item or element",
+    )
+    parser.add_argument(
+        "--elements",
+        type=whole,
+        metavar="M",
+        help="elementdp: the most elements of one person, enforced by dropping further ones",
     )
     parser.add_argument(
         "--cap", type=whole, metavar="Z", help="the most items of one person in a step"
@@ -222,7 +174,7 @@ def _add_planned(parser: argparse.ArgumentParser, *, required: bool) -> None:
     parser.add_argument(
         "--clip-norm", type=real, metavar="C", help="bound of a contribution's L2 norm (default 1)"
     )
-    _add_data(parser)
+    add_data(parser)
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
@@ -253,7 +205,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
         metavar="B",
         help="items a step on average, in each silo",
     )
-    _add_length(parser)
+    add_length(parser)
     parser.add_argument(
         "--expected-subjects",
         type=real,
@@ -276,7 +228,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         help="a public bound on the silos that hold one person (default: as counted in the table)",
     )
-    _add_data(parser)
+    add_data(parser)
 
 
 @dataclasses.dataclass(frozen=True)

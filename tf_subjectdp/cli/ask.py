@@ -12,14 +12,17 @@ from tf_subjectdp.algorithms import check_noise_multiplier
 from tf_subjectdp.cli import inputs
 from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.asking import ask, lengths_of, steps_per_round
+from tf_subjectdp.cli.choices import noise_words
+from tf_subjectdp.cli.options import CLIP_ELEMENTS, CLIP_PARTS
 from tf_subjectdp.cli.output import Result
 from tf_subjectdp.cli.question import Question, turns
 from tf_subjectdp.plans import rounded_up
 
-_RATES = {"poisson_subjects": "p"}
+_RATES = {"poisson_subjects": "p", "poisson_elements": "r"}
 _SCHEMES = {
     "poisson_items": "Poisson, items",
     "poisson_subjects": "Poisson, subjects",
+    "poisson_elements": "Poisson, elements of a subject",
     "fixed_size": "batches of a fixed size, without replacement",
     "shuffle": "shuffled epochs",
 }
@@ -39,6 +42,8 @@ def epsilon(arguments: argparse.Namespace) -> Result:
     rows = [("epsilon", rounded_up(value))]
     result = _result("epsilon", question, sigma, lengths, rows, word=_turns(arguments))
     result.data |= {"epsilon": value, "noise_multiplier": sigma}
+    if question.algorithm in CLIP_PARTS:
+        _against_a1(result, question, sigma, lengths)
     if worst is not None and len(set(question.holders)) > 1:
         names = [question.holders[i].name for i in worst.silos]
         remark = (
@@ -53,13 +58,39 @@ def epsilon(arguments: argparse.Namespace) -> Result:
     return result
 
 
+def _against_a1(
+    result: Result, question: Question, sigma: float, lengths: list[tuple[int, int]]
+) -> None:
+    """Adds the figure of clipped parts against the paper's own adversary."""
+    value = question.epsilon_against_a1(sigma, lengths)
+    result.data |= {"adversary": "A0", "epsilon_against_A1": value}
+    usual = (
+        "Adversaries: epsilon holds against the usual one (A0), who sees every noised update and both "
+        "candidate data sets, but not the batches."
+    )
+    if value is None:
+        result.remarks.append(
+            f"{usual} Against the paper's (A1), who also knows in which batch and part each item was, no "
+            "figure is given for silos that are not alike."
+        )
+        return
+    result.rows.insert(1, ("epsilon, A1", rounded_up(value)))
+    items = "the item" if question.unit == "item" else "each of the subject's items"
+    seen = ", every silo's updates seen" if question.composes else ""
+    result.remarks.append(
+        f"{usual} The second figure holds against the paper's stronger one (A1), who also knows in "
+        f"which batch and part {items} was: the f-DP mixture over these places, for contents replaced "
+        f"in place{seen}. It holds against A0 too, so that the smaller one does."
+    )
+
+
 def noise(arguments: argparse.Namespace) -> Result:
     """The noise multiplier that a budget needs."""
     question = ask(arguments)
     lengths = lengths_of(arguments, question)
     sigma = question.noise(arguments.epsilon, lengths)
     rows = [
-        ("noise multiplier", f"{sigma:.6g} (noise standard deviation / clip norm)"),
+        ("noise multiplier", f"{sigma:.6g} ({noise_words(question.algorithm)})"),
         ("epsilon", f"at most {arguments.epsilon:g}"),
     ]
     result = _result("noise", question, sigma, lengths, rows, word=_turns(arguments))
@@ -159,7 +190,7 @@ def _result(
         ("algorithm", question.display),
     ]
     if command != "noise":
-        rows.append(("noise multiplier", f"{sigma:.6g} (noise standard deviation / clip norm)"))
+        rows.append(("noise multiplier", f"{sigma:.6g} ({noise_words(question.algorithm)})"))
     rows += _sampling_rows(question)
     if not length_is_asked:
         rows.append(("length", _length(lengths, word)))
@@ -205,8 +236,20 @@ def _sampling_rows(question: Question) -> list[tuple[str, str]]:
         rows = [("sampling", "any: the promise does not depend on it")]
     else:
         rate = f"{rates[0]:.6g}" + (f" to {rates[-1]:.6g}" if len(rates) > 1 else "")
-        rows = [("sampling", f"{_SCHEMES[scheme]}, {_RATES.get(scheme, 'q')} = {rate}")]
-    if question.unit == "subject" and not question.algorithm.startswith("element"):
+        kept = question.holders[0].keep
+        filtered = (
+            "" if kept == 1.0 else f"; a row takes part in an epoch with probability {kept:g}"
+        )
+        rows = [("sampling", f"{_SCHEMES[scheme]}, {_RATES.get(scheme, 'q')} = {rate}{filtered}")]
+    if question.algorithm in CLIP_PARTS:
+        rows.append(("parts", f"{question.made.number_of_parts:,} of a batch, each clipped"))
+    for name, most in (
+        ("elements a subject", question.elements),
+        ("items an element", question.items_per_element),
+    ):
+        if most is not None:
+            rows.append((name, f"at most {most:,}"))
+    if question.unit == "subject" and question.algorithm not in CLIP_ELEMENTS:
         k = f"{ks[0]:,}" + (f" to {ks[-1]:,}" if len(ks) > 1 else "")
         if question.holders[0].k_known:
             rows.append(("items a subject", f"at most {k}" + _caps(question)))

@@ -7,27 +7,29 @@ import argparse
 import math
 
 from tf_subjectdp.cli import inputs
-from tf_subjectdp.cli.arguments import PLANNED, UsageError
+from tf_subjectdp.cli.arguments import UsageError
+from tf_subjectdp.cli.choices import CENTRAL, check_parts
 from tf_subjectdp.cli.holders import holders_of, scheme_of
-from tf_subjectdp.cli.question import CENTRAL, Question
+from tf_subjectdp.cli.options import CLIP_ELEMENTS
+from tf_subjectdp.cli.question import Question
 from tf_subjectdp.sampling import SiloStats, SubjectStats
 
 _UNITS = {
-    "elementdp": ("element", "subject"),
+    "elementdp": ("element", "subject", "item"),
     "element-subject": ("subject",),
     "centralgroup": ("subject",),
     "centralhigradavg": ("subject",),
     "userldp": ("subject", "item", "silo"),
 }
+_OF_ELEMENTS = ("elements", "expected_elements", "elements_in_all", "items_per_element")
 
 
 def ask(arguments: argparse.Namespace) -> Question:
     """The question of the options; UsageError where they contradict each other or the algorithm."""
     name = arguments.algorithm
     unit = _unit(arguments)
-    subjects_only = name not in PLANNED and name not in CENTRAL
-    anything = name == "userldp" and unit != "item"
-    scheme = scheme_of(arguments, subjects_only=subjects_only, anything=anything)
+    check_parts(name, arguments.parts)
+    scheme = scheme_of(arguments, anything=name == "userldp" and unit != "item")
     if name in CENTRAL and scheme != "poisson_items":
         raise UsageError(f"{name} samples items: say --q, or --batch with --items")
     if name in CENTRAL and arguments.view == "updates":
@@ -49,6 +51,8 @@ def ask(arguments: argparse.Namespace) -> Question:
         delta=arguments.delta,
         cap=arguments.cap,
         elements=arguments.elements,
+        items_per_element=arguments.items_per_element,
+        parts=arguments.parts,
         most_silos=most,
         view=arguments.view or ("average" if name in CENTRAL else "updates"),
         engine=arguments.engine,
@@ -69,19 +73,43 @@ def _unit(arguments: argparse.Namespace) -> str:
 
 
 def _check_extras(arguments: argparse.Namespace, name: str, unit: str, scheme: str) -> None:
-    for option, least in (("silos", 1), ("silos_per_subject", 1), ("cap", 1), ("elements", 1)):
+    for option in ("silos", "silos_per_subject", "cap", *_OF_ELEMENTS):
         value = getattr(arguments, option)
-        if value is not None and value < least:
-            raise UsageError(f"{inputs.flag(option)} is {value}: it must be at least {least}")
-    if arguments.elements is not None and not name.startswith("element"):
-        raise UsageError(f"--elements is for elementdp, not for {name}")
-    if name.startswith("element") and unit == "subject" and arguments.elements is None:
-        raise UsageError("--elements K is missing: a subject's promise follows from their elements")
+        if value is not None and value < 1:
+            raise UsageError(f"{inputs.flag(option)} is {value}: it must be at least 1")
+    if name in CLIP_ELEMENTS:
+        _check_elements(arguments, name, unit, scheme)
+    for option in () if name in CLIP_ELEMENTS else _OF_ELEMENTS:
+        if getattr(arguments, option) is not None:
+            raise UsageError(f"{inputs.flag(option)} is for elementdp, not for {name}")
     capped = name in ("groupdp", "centralgroup") or scheme == "poisson_subjects"
-    if arguments.cap is not None and (not capped or name.startswith("element")):
+    if arguments.cap is not None and (not capped or name in CLIP_ELEMENTS):
         raise UsageError(
             f"--cap has no meaning for {name} here: it is for groupdp, for centralgroup, or where "
             "subjects are sampled; --cap-data bounds the items in the data"
+        )
+
+
+def _check_elements(arguments: argparse.Namespace, name: str, unit: str, scheme: str) -> None:
+    if unit == "subject" and arguments.elements is None:
+        raise UsageError("--elements M is missing: a subject's promise follows from their elements")
+    if unit != "subject" and arguments.cap_data is not None:
+        raise UsageError(
+            "--cap-data and the promise to one element contradict each other: a cap on a person's rows "
+            "lets one element displace rows of the others; --items-per-element K is a cap that keeps it"
+        )
+    if arguments.elements_in_all is not None and scheme != "poisson_elements":
+        raise UsageError("--elements-in-all needs --expected-elements: it counts what is sampled")
+    if scheme == "poisson_items":
+        bounds = (arguments.items_per_element, arguments.items_per_subject, arguments.cap_data)
+        if arguments.ids is None and not any(bounds):
+            raise UsageError(
+                "--items-per-element K is missing: an element is in a batch when any of its rows is, so "
+                "the promise depends on how many it has"
+            )
+    elif arguments.items_per_element is not None:
+        raise UsageError(
+            f"--items-per-element has no meaning for {name} here: it is for sampled items (--q, --batch)"
         )
 
 
@@ -89,7 +117,7 @@ def _needs_k(name: str, unit: str, scheme: str, cap: int | None) -> bool:
     """Whether the promise depends on k, so that a missing k is an error and not a 1."""
     if name in CENTRAL:
         return True
-    if name.startswith("element") or scheme == "any" or unit == "silo":
+    if name in CLIP_ELEMENTS or scheme == "any" or unit == "silo":
         return False
     if scheme == "poisson_subjects":
         return name in ("itemdp", "groupdp") or cap is not None

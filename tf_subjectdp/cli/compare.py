@@ -8,14 +8,14 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from tf_subjectdp.algorithms import GroupDP, SamplingFacts
 from tf_subjectdp.cli import inputs
 from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.asking import epochs_in_rounds
-from tf_subjectdp.cli.holders import Holder, each_silo, planned_facts
+from tf_subjectdp.cli.holders import Holder, each_silo
 from tf_subjectdp.cli.output import Result
 from tf_subjectdp.cli.progress import ProgressBar
-from tf_subjectdp.cli.question import CLASSES, Question
+from tf_subjectdp.cli.question import Question
+from tf_subjectdp.planning import facts_of
 from tf_subjectdp.plans import rounded_up
 from tf_subjectdp.sampling import PoissonItems, PoissonSubjects, SiloStats, SubjectStats
 
@@ -78,7 +78,9 @@ def compare(arguments: argparse.Namespace) -> Result:
         found,
         [("budget", f"epsilon {arguments.epsilon:g} at delta {arguments.delta:g}"), *_lines(stats)],
         table=[_HEADER, *rows],
-        remarks=_remarks(cases[0], data, stats, most, arguments.epsilon) + ([told] if told else []),
+        remarks=_remarks(cases[0], data, stats, most, arguments.epsilon)
+        + _of_elements(arguments)
+        + ([told] if told else []),
     )
 
 
@@ -110,6 +112,8 @@ def _cases(
         delta=arguments.delta,
         cap=None,
         elements=None,
+        items_per_element=None,
+        parts=None,
         most_silos=most,
         view="updates",
         engine=None,
@@ -129,7 +133,8 @@ def _cases(
     yield _Case("SubjectDP", sampled, sampled)
     if arguments.elements is not None:
         element = dataclasses.replace(sampled, algorithm="elementdp", elements=arguments.elements)
-        yield _Case("ElementDP", dataclasses.replace(element, unit="element"), element)
+        if arguments.cap_data is None:  # else nothing is proven for one element: see _remarks
+            yield _Case("ElementDP", dataclasses.replace(element, unit="element"), element)
         yield _Case("ElementDP", element, element)
     whole = dataclasses.replace(base, algorithm="userldp")
     yield _Case("UserLDP", whole, whole)
@@ -139,7 +144,7 @@ def _holders(stats, sampler) -> tuple[Holder, ...]:
     holders = []
     for name, silo in each_silo(stats):
         try:
-            holders.append(Holder(name, planned_facts(sampler(silo), silo)))
+            holders.append(Holder(name, facts_of(sampler(silo), silo, None)))
         except ValueError as error:
             raise UsageError(f"silo {name!r}: {error}" if name else str(error)) from None
     return tuple(holders)
@@ -170,7 +175,7 @@ def _row(
     sigma = known[key]
     epsilon = case.subject.epsilon(sigma, lengths)
     steps = [count * rounds for count, rounds in lengths]
-    relative = [sigma / _divisor(question, one) for one in facts]
+    relative = [sigma / question.made.divisor(one) for one in facts]
     rates = [one.rate for one in facts]
     ks = [one.max_items for one in facts]
     sampling = "subjects, p" if facts[0].scheme == "poisson_subjects" else "items, q"
@@ -213,11 +218,13 @@ def _mechanism(question: Question, lengths: list[tuple[int, int]]) -> Any:
     return question.composes, events, tuple(lengths)
 
 
-def _divisor(question: Question, facts: SamplingFacts) -> float:
-    if question.algorithm not in CLASSES:
-        return facts.expected_subjects
-    kind = CLASSES[question.algorithm]
-    return (GroupDP(1.0, question.cap) if kind is GroupDP else kind(1.0)).divisor(facts)
+def _of_elements(arguments: argparse.Namespace) -> list[str]:
+    if arguments.elements is None or arguments.cap_data is None:
+        return []
+    return [
+        "No row promises anything to one element: --cap-data lets an element displace rows of a person's "
+        "other elements, and nothing is proven for one of them then."
+    ]
 
 
 def _range(values: list, form: str) -> str:

@@ -11,10 +11,13 @@ from typing import Any
 
 from tf_subjectdp.algorithms import SamplingFacts
 from tf_subjectdp.cli.arguments import UsageError
+from tf_subjectdp.cli.choices import check_sampling
 from tf_subjectdp.cli.inputs import figures, flag, note_cap_of_figures, refuse_both
-from tf_subjectdp.planning import plan as make_plan
+from tf_subjectdp.cli.options import CLIP_ELEMENTS, CLIP_PARTS
+from tf_subjectdp.planning import facts_of
 from tf_subjectdp.sampling import (
     FixedSize,
+    PoissonElements,
     PoissonItems,
     PoissonSubjects,
     Sampler,
@@ -23,7 +26,23 @@ from tf_subjectdp.sampling import (
     SubjectStats,
 )
 
-_DIRECT = ("q", "p")
+# What is drawn: its rate, and its number.
+_SIZES = {
+    "items": ("q", "batch"),
+    "subjects": ("p", "expected_subjects"),
+    "elements": ("r", "expected_elements"),
+}
+_NEEDS = {
+    "items": "--q, or --batch with --items",
+    "subjects": "--p, or --expected-subjects with --subjects",
+    "elements": "--r, or --expected-elements with --elements-in-all",
+}
+# The option that says how many there are of what a rate is of.
+_COUNTED = {"q": "items", "p": "subjects", "r": "elements_in_all"}
+_COUNTS = {
+    "poisson_subjects": ("subjects", "--expected-subjects"),
+    "poisson_elements": ("elements_in_all", "--expected-elements"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,68 +54,72 @@ class Holder:
       facts: the public constants of its sampling.
       sampled: whether the sampling was said; the promise does not depend on it otherwise.
       k_known: whether k was said; the promise does not depend on it otherwise.
+      keep: probability that a row takes part in a shuffled epoch.
     """
 
     name: str | None
     facts: SamplingFacts
     sampled: bool = True
     k_known: bool = True
+    keep: float = 1.0
 
     def data(self) -> dict[str, Any]:
         """What is known of it, for `--json`."""
-        return {
+        found = {
             "sampling": self.facts.scheme if self.sampled else "any",
             "rate": self.facts.rate if self.sampled else None,
             "k": self.facts.max_items if self.k_known else None,
         }
+        return found if self.keep == 1.0 else found | {"keep_probability": self.keep}
 
 
-def scheme_of(arguments: argparse.Namespace, *, subjects_only: bool, anything: bool) -> str:
+def scheme_of(arguments: argparse.Namespace, *, anything: bool) -> str:
     """The sampling asked for, as `SamplingFacts.scheme`; UsageError for options that disagree.
 
     Args:
-      arguments: q, p, batch, expected_subjects, sampling.
-      subjects_only: whether the algorithm knows no sampling but that of subjects.
+      arguments: algorithm, q, p, r, batch, expected_subjects, expected_elements, sampling.
       anything: whether the promise does not depend on the sampling.
     """
-    for name in ("q", "batch"):
-        refuse_both(arguments, name, ("p", "expected_subjects"))
-    refuse_both(arguments, "q", ("batch",))
-    refuse_both(arguments, "p", ("expected_subjects",))
-    by_items = _given(arguments, "q", "batch")
-    by_subjects = _given(arguments, "p", "expected_subjects")
+    for drawn, sizes in _SIZES.items():
+        others = [name for other, names in _SIZES.items() if other != drawn for name in names]
+        for name in sizes:
+            refuse_both(arguments, name, tuple(others))
+        refuse_both(arguments, sizes[0], sizes[1:])
+    given = {drawn: _given(arguments, *sizes) for drawn, sizes in _SIZES.items()}
+    said = [drawn for drawn, size in given.items() if size is not None]
     sampling = getattr(arguments, "sampling", None)
-    if sampling is None and by_items is None and by_subjects is None:
+    keep = getattr(arguments, "keep_probability", None)
+    if sampling is None and not said:
+        if keep is not None:
+            raise UsageError("--keep-probability needs --sampling shuffle")
         if anything:
             return "any"
-        options = (
-            "--p, or --expected-subjects with --subjects"
-            if subjects_only
-            else ("--q, --p, --batch with --items, or --expected-subjects with --subjects")
-        )
-        raise UsageError(f"the sampling is missing: say {options}")
+        raise UsageError(f"the sampling is missing: say {_ways(arguments.algorithm)}")
     if sampling is None:
-        sampling = "poisson-subjects" if by_items is None else "poisson-items"
-    if sampling == "poisson-subjects" and by_subjects is None:
-        raise UsageError(
-            "sampling poisson-subjects needs --p, or --expected-subjects with --subjects"
-            + (f", not --{by_items}" if by_items else "")
-        )
-    if sampling != "poisson-subjects" and (by_items is None or by_subjects is not None):
-        needed = (
-            "--batch" if sampling in ("fixed-size", "shuffle") else "--q, or --batch with --items"
-        )
+        sampling = f"poisson-{said[0]}"
+    check_sampling(arguments.algorithm, sampling)
+    drawn = sampling.removeprefix("poisson-") if sampling.startswith("poisson") else "items"
+    if given[drawn] is None:
+        needed = "--batch" if sampling in ("fixed-size", "shuffle") else _NEEDS[drawn]
         raise UsageError(
             f"sampling {sampling} needs {needed}"
-            + (f", not {flag(by_subjects)}" if by_subjects else "")
+            + (f", not {flag(given[said[0]])}" if said else "")
         )
     if sampling in ("fixed-size", "shuffle") and getattr(arguments, "q", None) is not None:
         raise UsageError(f"sampling {sampling} has no rate of its own: say --batch and --items")
-    if subjects_only and sampling != "poisson-subjects":
-        raise UsageError(
-            "this algorithm samples subjects: say --p, or --expected-subjects with --subjects"
-        )
+    if keep is not None and sampling != "shuffle":
+        raise UsageError(f"--keep-probability is for sampling shuffle, not for {sampling}")
+    if keep is not None and not 0 < keep <= 1:
+        raise UsageError(f"--keep-probability is {keep:g}: a probability is above 0 and at most 1")
     return sampling.replace("-", "_")
+
+
+def _ways(name: str) -> str:
+    if name in CLIP_PARTS:
+        return "--q, or --batch with --items"
+    if name in CLIP_ELEMENTS:
+        return "--p, --r, --q, or --expected-subjects with --subjects"
+    return "--q, --p, --batch with --items, or --expected-subjects with --subjects"
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> str | None:
@@ -105,15 +128,22 @@ def _given(arguments: argparse.Namespace, *names: str) -> str | None:
 
 
 def sampler_of(arguments: argparse.Namespace, scheme: str, cap: int | None) -> Sampler:
-    """The sampler of --batch or --expected-subjects; the cap is the subjects' sampler's."""
+    """The sampler of the sizes given; the cap is the subjects' sampler's."""
     if scheme == "poisson_subjects":
         return PoissonSubjects(_plain(arguments.expected_subjects), max_items_per_subject=cap)
+    if scheme == "poisson_elements":
+        return PoissonElements(_plain(arguments.expected_elements))
     if scheme == "poisson_items":
         return PoissonItems(_plain(arguments.batch))
     size = _plain(arguments.batch)
     if not isinstance(size, int):
         raise UsageError(f"--batch is {size}: a batch of a fixed size is a whole number of items")
-    return FixedSize(size) if scheme == "fixed_size" else Shuffle(size)
+    return FixedSize(size) if scheme == "fixed_size" else Shuffle(size, _keep(arguments))
+
+
+def _keep(arguments: argparse.Namespace) -> float:
+    keep = getattr(arguments, "keep_probability", None)
+    return 1.0 if keep is None else keep
 
 
 def _plain(number: float) -> int | float:
@@ -137,17 +167,22 @@ def holders_of(
       cap: a cap on the items that a sampled subject brings to a step, or None.
       needs_k: whether the promise depends on k.
     """
+    keep = _keep(arguments)
     if stats is None:
         facts = _facts_of_figures(arguments, scheme, cap, needs_k)
         silos = arguments.silos or 1
         known = arguments.items_per_subject is not None or arguments.cap_data is not None
         return [
-            Holder(str(i + 1) if silos > 1 else None, facts, scheme != "any", known)
+            Holder(str(i + 1) if silos > 1 else None, facts, scheme != "any", known, keep)
             for i in range(silos)
         ]
-    for name in _DIRECT:
+    if scheme == "poisson_elements":
+        raise UsageError(
+            "--ids counts people and rows, no elements: for sampled elements leave it out and say --r, "
+            "or --expected-elements with --elements-in-all"
+        )
+    for name, size in _SIZES["items"], _SIZES["subjects"]:
         if getattr(arguments, name, None) is not None:
-            size = "batch" if name == "q" else "expected_subjects"
             raise UsageError(f"--{name} and --ids contradict each other: say {flag(size)} instead")
     if scheme == "any":
         return [
@@ -157,7 +192,8 @@ def holders_of(
     holders = []
     for name, silo in each_silo(stats):
         try:
-            holders.append(Holder(name, planned_facts(sampler_of(arguments, scheme, cap), silo)))
+            facts = facts_of(sampler_of(arguments, scheme, cap), silo, None)
+            holders.append(Holder(name, facts, keep=keep))
         except ValueError as error:
             raise UsageError(f"silo {name!r}: {error}" if name else str(error)) from None
     return holders
@@ -172,23 +208,16 @@ def each_silo(stats: SubjectStats | SiloStats) -> Iterator[tuple[str | None, Sub
         yield str(name), stats.silo(i)
 
 
-def planned_facts(sampler: Sampler, stats: SubjectStats) -> SamplingFacts:
-    """The constants as a plan freezes them."""
-    # Which algorithm and noise is of no account for the constants; UserLDP is proven everywhere.
-    from tf_subjectdp.algorithms import UserLDP
-
-    return make_plan(UserLDP(1.0), sampler, stats, steps=1, noise_multiplier=1.0).facts
-
-
 def _facts_of_figures(
     arguments: argparse.Namespace, scheme: str, cap: int | None, needs_k: bool
 ) -> SamplingFacts:
     refuse_both(arguments, "items_per_subject", ("cap_data",))
-    k = arguments.items_per_subject if arguments.cap_data is None else arguments.cap_data
-    for name in ("items_per_subject", "cap_data", "items", "subjects"):
+    said = arguments.items_per_subject if arguments.cap_data is None else arguments.cap_data
+    for name in ("items_per_subject", "cap_data", "items", "subjects", "elements_in_all"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise UsageError(f"{flag(name)} is {value}: it must be at least 1")
+    k = _most_items(arguments, scheme) if said is None else said
     if k is None and (needs_k or cap is not None):
         raise UsageError(
             "--items-per-subject K (or --cap-data K, or --ids) is missing: the promise depends on "
@@ -196,32 +225,45 @@ def _facts_of_figures(
         )
     if scheme == "any":
         return _facts("poisson_items", 1.0, k or 1, cap, k or 1, arguments)
-    direct = _given(arguments, *_DIRECT)
+    direct = _given(arguments, *_COUNTED)
     if direct is not None:
-        counted = "items" if direct == "q" else "subjects"
+        counted = _COUNTED[direct]
         if getattr(arguments, counted) is not None:
+            sizes = dict(_SIZES.values())
             raise UsageError(
-                f"--{direct} is a rate already: leave out --{counted}, or say --batch or "
-                "--expected-subjects instead"
+                f"--{direct} is a rate already: leave out {flag(counted)}, or say "
+                f"{flag(sizes[direct])} instead"
             )
         rate = getattr(arguments, direct)
         if not 0 < rate <= 1:
             raise UsageError(f"--{direct} is {rate:g}: a probability is above 0 and at most 1")
         return _facts(scheme, rate, k or 1, cap, k or 1, arguments)
-    if arguments.subjects is not None and arguments.items is not None and k is not None:
-        stats = figures(arguments)
-        return planned_facts(sampler_of(arguments, scheme, cap), stats)
+    sampler = sampler_of(arguments, scheme, cap)
+    known = None not in (arguments.subjects, arguments.items, said)
+    if known and scheme != "poisson_elements":
+        return facts_of(sampler, figures(arguments), None)
     note_cap_of_figures(arguments)
-    counted = "subjects" if scheme == "poisson_subjects" else "items"
+    counted, size = _COUNTS.get(scheme, ("items", "--batch"))
     number = getattr(arguments, counted)
     if number is None:
-        size = "--expected-subjects" if counted == "subjects" else "--batch"
-        raise UsageError(f"{size} needs --{counted} N, how many there are")
-    if counted == "items" and k is not None and k > number:
-        raise UsageError(f"--items-per-subject is {k}, above --items {number}")
-    sampler = sampler_of(arguments, scheme, cap)
-    facts = _facts(scheme, sampler.rate(number, number), k or 1, cap, number, arguments)
-    return dataclasses.replace(facts, steps_per_epoch=sampler.steps_per_epoch(number, number))
+        raise UsageError(f"{size} needs {flag(counted)} N, how many there are")
+    if counted == "items" and said is not None and said > number:
+        raise UsageError(f"--items-per-subject is {said}, above --items {number}")
+    numbers = (number, number, number)
+    facts = _facts(scheme, sampler.rate(*numbers), k or 1, cap, number, arguments)
+    return dataclasses.replace(facts, steps_per_epoch=sampler.steps_per_epoch(*numbers))
+
+
+def _most_items(arguments: argparse.Namespace, scheme: str) -> int | None:
+    """k where it was not said, from elements of at most so many items; None if it stays unknown.
+
+    Without --elements the question is about one element, and its own items are all that counts.
+    """
+    of_element = getattr(arguments, "items_per_element", None)
+    if of_element is None or scheme != "poisson_items":
+        return None
+    most = of_element * (arguments.elements or 1)
+    return most if arguments.items is None else min(most, arguments.items)
 
 
 def _facts(

@@ -11,12 +11,12 @@ import os
 import warnings
 from typing import Any
 
-from tf_subjectdp.algorithms import Algorithm, GroupDP
+from tf_subjectdp.algorithms import Algorithm
 from tf_subjectdp.cli import inputs
 from tf_subjectdp.cli.arguments import UsageError
+from tf_subjectdp.cli.choices import algorithm_of, check_parts
 from tf_subjectdp.cli.holders import sampler_of, scheme_of
 from tf_subjectdp.cli.output import Result, jsonable
-from tf_subjectdp.cli.question import CLASSES
 from tf_subjectdp.planning import plan as make_plan
 from tf_subjectdp.plans import Plan
 from tf_subjectdp.sampling import SiloStats, SubjectStats
@@ -34,6 +34,9 @@ _CHOICES = (
     "noise",
     "unit",
     "cap",
+    "elements",
+    "parts",
+    "keep_probability",
     "clip_norm",
     "items",
     "subjects",
@@ -44,6 +47,10 @@ _CHOICES = (
     "silo_column",
     "delimiter",
     "progress",
+)
+_IN_PYTHON = (
+    "is made in Python, by tf_subjectdp.plan with SubjectStats.from_ids(subject_id, element_id); "
+    "'statement --plan' reads its get_config(), saved as JSON"
 )
 
 
@@ -108,7 +115,10 @@ def statement(arguments: argparse.Namespace) -> Result:
 
 
 def _planned(arguments: argparse.Namespace) -> tuple[Plan, SubjectStats]:
-    scheme = scheme_of(arguments, subjects_only=False, anything=False)
+    check_parts(arguments.algorithm, arguments.parts)
+    if arguments.sampling == "poisson-elements":
+        raise UsageError(f"a plan for sampled elements {_IN_PYTHON}")
+    scheme = scheme_of(arguments, anything=False)
     if (arguments.epsilon is None) == (arguments.noise is None):
         raise UsageError("say exactly one of --epsilon (with --delta) and --noise")
     if arguments.epsilon is not None and arguments.delta is None:
@@ -125,7 +135,7 @@ def _planned(arguments: argparse.Namespace) -> tuple[Plan, SubjectStats]:
         stats = inputs.figures(arguments)
     elif isinstance(stats, SiloStats):
         stats = stats.total
-    made = make_plan(
+    found = make_plan(
         algorithm,
         sampler_of(arguments, scheme, cap),
         stats,
@@ -135,23 +145,49 @@ def _planned(arguments: argparse.Namespace) -> tuple[Plan, SubjectStats]:
         delta=arguments.delta,
         noise_multiplier=arguments.noise,
         max_items_per_subject=arguments.cap_data,
-        unit=arguments.unit or "subject",
+        unit=arguments.unit,
     )
-    return made, stats
+    return found, stats
 
 
 def _algorithm(arguments: argparse.Namespace, scheme: str) -> tuple[Algorithm, int | None]:
     """The algorithm, and the cap that goes to the sampler instead."""
-    kind = CLASSES[arguments.algorithm]
+    name = arguments.algorithm
     clip_norm = 1.0 if arguments.clip_norm is None else arguments.clip_norm
-    if kind is GroupDP:
-        return GroupDP(clip_norm, arguments.cap), None
-    if arguments.cap is not None and scheme != "poisson_subjects":
+    if name == "elementdp":
+        _check_elements(arguments, scheme)
+    elif arguments.elements is not None:
+        raise UsageError(f"--elements is for elementdp, not for {name}")
+    algorithm = algorithm_of(
+        name,
+        clip_norm,
+        cap=arguments.cap,
+        elements=arguments.elements,
+        parts=arguments.parts,
+    )
+    if name == "groupdp":
+        return algorithm, None
+    if arguments.cap is not None and (scheme != "poisson_subjects" or name == "elementdp"):
         raise UsageError(
-            f"--cap has no meaning for {arguments.algorithm} here: it is for groupdp, or where "
+            f"--cap has no meaning for {name} here: it is for groupdp, or where "
             "subjects are sampled; --cap-data bounds the items in the data"
         )
-    return kind(clip_norm), arguments.cap
+    return algorithm, arguments.cap
+
+
+def _check_elements(arguments: argparse.Namespace, scheme: str) -> None:
+    if scheme != "poisson_subjects":
+        raise UsageError(
+            f"a plan of elementdp samples subjects here (--expected-subjects); one for {scheme} "
+            f"{_IN_PYTHON}"
+        )
+    if arguments.unit == "subject" and arguments.elements is None:
+        raise UsageError("--elements M is missing: a subject's promise follows from their elements")
+    if arguments.cap_data is not None and arguments.unit != "subject":
+        raise UsageError(
+            "--cap-data and the promise to one element contradict each other: a cap on a person's rows "
+            "lets one element displace rows of the others"
+        )
 
 
 def _epsilon(made: Plan) -> float | None:
@@ -200,8 +236,11 @@ def read_plan(path: str) -> Plan:
 
 def _constants(found: Plan, again: Plan):
     """What the promise depends on, as it was read and as it follows from the choices."""
-    # Of the sizes of unlike subjects nothing is left in a file: what they make is not checked.
-    unchecked = {"batch_size", "expected_subjects"}
+    # Of the sizes of unlike subjects nothing is left in a file: what they make is not checked. They
+    # are divisors, but where batches have a fixed size: there the size follows from the rate.
+    unchecked = {"expected_subjects"}
+    if found.facts.scheme == "poisson_subjects":
+        unchecked.add("batch_size")
     for field in dataclasses.fields(found.facts):
         if field.name not in unchecked:
             yield field.name, getattr(found.facts, field.name), getattr(again.facts, field.name)

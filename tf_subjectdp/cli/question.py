@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from tf_subjectdp import accounting
@@ -12,21 +13,15 @@ from tf_subjectdp.accounting.silos.central import central_group_event, central_h
 from tf_subjectdp.accounting.silos.horizontal import MOST_ROUNDS, HorizontalPlan, WorstCase
 from tf_subjectdp.accounting.silos.searching import largest_integer, smallest_factor
 from tf_subjectdp.accounting.silos.silo import Silo
-from tf_subjectdp.algorithms import GroupDP, Guarantee, HiGradAvg, ItemDP, SubjectDP, UserLDP
+from tf_subjectdp.algorithms import Algorithm, Guarantee
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT
+from tf_subjectdp.algorithms.part_clipping import adversary_curve
 from tf_subjectdp.cli import inputs
 from tf_subjectdp.cli.arguments import UsageError
+from tf_subjectdp.cli.choices import CENTRAL, CLASSES, algorithm_of, noise_words
 from tf_subjectdp.cli.holders import Holder
+from tf_subjectdp.cli.options import CLIP_PARTS
 from tf_subjectdp.sampling import SiloStats, SubjectStats
-
-CLASSES = {
-    "itemdp": ItemDP,
-    "higradavg": HiGradAvg,
-    "groupdp": GroupDP,
-    "subjectdp": SubjectDP,
-    "userldp": UserLDP,
-}
-CENTRAL = {"centralgroup": "CentralGroupDP", "centralhigradavg": "CentralHiGradAvg"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +34,9 @@ class Question:
       holders: the silos, or the one holder.
       delta: of the promise.
       cap: Z, the most items of one person in a step.
-      elements: the most elements of one person.
+      elements: M, the most elements of one person.
+      items_per_element: the most items of one element of a person.
+      parts: m, clipped parts of a batch.
       most_silos: m, silos that may hold one subject; None without silos.
       view: of `HorizontalPlan`.
       engine: "pld", "rdp" or None for what the guarantee needs.
@@ -53,6 +50,8 @@ class Question:
     delta: float
     cap: int | None
     elements: int | None
+    items_per_element: int | None
+    parts: int | None
     most_silos: int | None
     view: str
     engine: str | None
@@ -62,9 +61,18 @@ class Question:
     @property
     def display(self) -> str:
         """The algorithm's name."""
-        if self.algorithm in CLASSES:
-            return CLASSES[self.algorithm].__name__
-        return CENTRAL.get(self.algorithm, "ElementDP")
+        return CENTRAL.get(self.algorithm) or CLASSES[self.algorithm].__name__
+
+    @property
+    def made(self) -> Algorithm:
+        """The library's own algorithm, with a clip norm of 1; central ones have none."""
+        return algorithm_of(
+            self.algorithm,
+            cap=self.cap,
+            elements=self.elements,
+            items_per_element=self.items_per_element,
+            parts=self.parts,
+        )
 
     @property
     def composes(self) -> bool:
@@ -81,12 +89,11 @@ class Question:
         facts = holder.facts
         if self.algorithm in CENTRAL:
             return self._central(sigma)
-        if self.algorithm not in CLASSES:
-            return _element(self.unit, facts.rate, self.elements, sigma)
-        kind = CLASSES[self.algorithm]
-        algorithm = GroupDP(1.0, self.cap) if kind is GroupDP else kind(1.0)
+        algorithm = self.made
         if self.unit == "item":
             return algorithm.item_guarantee(facts, sigma)
+        if self.unit == "element":
+            return algorithm.element_guarantee(facts, sigma)
         if self.unit == "silo":
             # Not the subject's figure: under shuffling one subject touches some batches, a silo all.
             return Guarantee(
@@ -133,8 +140,8 @@ class Question:
                     guarantee.events[0],
                     guarantee.times(steps),
                     rounds,
-                    # the event of UserLDP counts in 2C
-                    clip_norm=2.0 if self.algorithm == "userldp" else 1.0,
+                    # the events of UserLDP and of clipped parts count in 2C
+                    clip_norm=2.0 if self.algorithm in ("userldp", *CLIP_PARTS) else 1.0,
                     name=holder.name,
                     # One noised sum a step; a shuffled epoch is not one.
                     noised_once=holder.facts.scheme != "shuffle",
@@ -163,6 +170,33 @@ class Question:
             )
             for guarantee, count in self._distinct(sigma, lengths)
         )
+
+    def epsilon_against_a1(self, sigma: float, lengths: list[tuple[int, int]]) -> float | None:
+        """Of clipped parts, against the adversary who knows where the unit's items went.
+
+        None for other algorithms, and for a subject of silos that are not alike: no curve is known
+        for those. Of alike silos, every update is taken as seen, whatever the view.
+        """
+        if self.algorithm not in CLIP_PARTS:
+            return None
+        if sigma == 0.0:
+            return math.inf
+        kinds = self._unlike(lengths)
+        if self.composes and len(kinds) > 1:
+            return None
+        silos = (self.most_silos or 1) if self.composes else 1
+        found = []
+        for holder, (steps, rounds) in kinds:
+            facts = holder.facts
+            count = steps * rounds
+            if facts.scheme == "shuffle":  # a begun epoch counts whole, in every round
+                count = -(-steps // facts.steps_per_epoch) * rounds * facts.steps_per_epoch
+            group = facts.max_items if self.unit == "subject" else 1
+            curve = adversary_curve(
+                facts, self.made.number_of_parts, sigma, steps=count * silos, group=group
+            )
+            found.append(float(curve.epsilon(self.delta)))
+        return max(found)
 
     def noise(self, epsilon: float, lengths: list[tuple[int, int]]) -> float:
         """The smallest noise multiplier that keeps the budget."""
@@ -243,6 +277,11 @@ class Question:
             }
         if self.elements is not None:
             found["elements_per_subject"] = self.elements
+        if self.items_per_element is not None:
+            found["items_per_element"] = self.items_per_element
+        if self.algorithm in CLIP_PARTS:
+            found["parts"] = self.made.number_of_parts
+        found["noise_multiplier_is"] = noise_words(self.algorithm)
         if self.stats is not None:
             found["data"] = inputs.stats_data(self.stats)
         return found
@@ -251,20 +290,3 @@ class Question:
 def turns(steps: list[int], rounds: int, one_run: bool) -> list[tuple[int, int]]:
     """(steps a round, rounds) of each holder, or all its steps as one round."""
     return [(count * rounds, 1) if one_run else (count, rounds) for count in steps]
-
-
-def _element(unit: str, rate: float, elements: int | None, sigma: float) -> Guarantee:
-    if unit == "subject":
-        return Guarantee(
-            "subject",
-            ADD_OR_REMOVE_SUBJECT,
-            (accounting.element_subject_event(rate, sigma, elements),),
-            f"subjects are sampled independently; one of up to {elements} elements moves the sum by as "
-            "many clip norms (Poisson-sampled Gaussian)",
-        )
-    events = [accounting.element_event(rate, sigma)]
-    why = "an element's subject is known to be sampled, so that sampling does not amplify"
-    if elements is not None:
-        events.append(accounting.replace_one_event(rate, sigma / elements))
-        why += "; or the figure for replacing the subject, if that is smaller"
-    return Guarantee("element", "replacing one element of one subject", tuple(events), why)

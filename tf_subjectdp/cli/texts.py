@@ -10,12 +10,17 @@ words and units:
   item       one training record (row)
   subject    a person: all of their items, in every silo
   silo       one organisation that holds data
-  sigma      noise multiplier: noise standard deviation / clip norm, no unit (--noise)
+  sigma      noise multiplier: noise standard deviation / clip norm, no unit (--noise);
+             of batchclipping and mixedclipping: noise standard deviation / (2 x clip norm)
   q          probability that one ITEM is in a step's batch, in [0, 1]
   p          probability that one SUBJECT is in a step's batch, in [0, 1]
+  r          probability that one ELEMENT of a subject is in a step's batch, in [0, 1]
+  element    a cluster of a subject's items (a topic, a word); each item is in exactly one
   k          the most items of one subject in a silo's data (--items-per-subject, --cap-data)
   adjacency  Poisson sampling: adding or removing one unit; fixed-size batches, shuffling and
-             elements: replacing one in place; userldp: any change of a silo's data"""
+             elements: replacing one in place; userldp: any change of a silo's data
+  A0, A1     adversaries: both see every noised update; A1 also knows in which batch and part
+             (batchclipping, mixedclipping) each of the unit's items was"""
 
 PAPERS = """\
 papers:
@@ -27,8 +32,12 @@ papers:
                    noise: mixture of Gaussians, Choquette-Choo et al. (arXiv:2310.15526).
   subjectdp        user-level DP-SGD: McMahan et al. 2018 (arXiv:1710.06963).
   userldp          Marathe et al., both texts; sensitivity 2C at every step (published: C).
-  elementdp        Asi, Duchi, Javidi (arXiv:1912.04042), Proposition 2, without amplification by
-                   the sampling of subjects; element-subject is its figure for a subject.
+  elementdp        Asi, Duchi, Javidi (arXiv:1912.04042), Algorithm 1. Against Proposition 2, the
+                   sampling of subjects does not amplify the promise to an element; that of
+                   elements (--r) and items (--q) does. element-subject is its figure for a subject.
+  batchclipping, mixedclipping
+                   van Dijk, Nguyen, Nguyen, Nguyen (arXiv:2212.05796), Algorithm 1: the result of
+                   the whole batch, or of each of its parts (--parts), is clipped. Items sampled.
   centralgroup, centralhigradavg
                    CentralGroupDP (CentralSubDP) of Marathe et al.: the server adds noise once, to
                    the sum over all silos."""
@@ -44,14 +53,18 @@ The epsilon of a run, what it protects, and why. Rates come as --q or --p, or fr
 --items (q = B/N), from --expected-subjects and --subjects (p = S/N), or from a table (--ids).
 
   subjectdp epsilon --algorithm higradavg --batch 512 --items 31700 --items-per-subject 145 \\
-      --noise 60 --epochs 100 --delta 1e-5""",
+      --noise 60 --epochs 100 --delta 1e-5
+  subjectdp epsilon --algorithm elementdp --q 0.01 --items-per-element 5 --noise 2 --steps 200 \\
+      --delta 1e-5
+  subjectdp epsilon --algorithm batchclipping --sampling shuffle --batch 500 --items 50000 \\
+      --items-per-subject 20 --noise 8 --epochs 10 --delta 1e-5""",
 )
 
 NOISE = (
     "the noise that a promise needs",
     """\
-The smallest noise multiplier sigma (noise standard deviation / clip norm) with which a run keeps
-the budget.
+The smallest noise multiplier sigma (noise standard deviation / clip norm; of batchclipping and
+mixedclipping / (2 x clip norm)) with which a run keeps the budget.
 
   subjectdp noise --algorithm groupdp --q 0.016 --items-per-subject 145 --cap 5 \\
       --steps 6200 --epsilon 4 --delta 1e-5""",

@@ -254,7 +254,13 @@ def worst_epoch(parts: int, places: int, batch: int, items: int) -> int:
 
 
 def epoch_tail(
-    parts: int, places: int, batch: int, items: int, epochs: int, negligible: float
+    parts: int,
+    places: int,
+    batch: int,
+    items: int,
+    epochs: int,
+    negligible: float,
+    atoms: int = _TAIL_ATOMS,
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """A law never smaller than that of c over `epochs` epochs, by Chernoff's bound.
 
@@ -262,7 +268,7 @@ def epoch_tail(
     1983), and given them E exp(theta u^2) is an increasing function of each one alone, so that
     E exp(theta c) <= prod over batches of E exp(theta u_b^2), for theta > 0, where each u_b has its
     own law, `parts_of_batch`. Hence P[c >= x] <= min over theta of that product exp(-theta x), and
-    c never exceeds epochs * `worst_epoch`.
+    c never exceeds epochs * `worst_epoch`. With fewer `atoms` masses move further up.
 
     Returns:
       Values, masses, and the mass cut above (at most `negligible`).
@@ -297,6 +303,6 @@ def epoch_tail(
     while high < most and above(np.array([high]))[0] > negligible:
         high = low + 2 * (high - low)
     high = min(high, most)
-    values = np.unique(np.ceil(np.linspace(low, high, _TAIL_ATOMS)).astype(np.int64))
+    values = np.unique(np.ceil(np.linspace(low, high, atoms)).astype(np.int64))
     tail = np.minimum.accumulate(above(values))
     return values, -np.diff(tail, prepend=1.0), float(tail[-1])
