@@ -12,6 +12,7 @@ import numpy as np
 
 from tf_subjectdp.plans import Plan
 from tf_subjectdp.sampling import SubjectTable, bound_contributions, encode_ids, fresh_rng
+from tf_subjectdp.sampling._checks import check_indexes
 from tf_subjectdp.sampling.pairs import bound_elements, encode_elements, pair_codes
 
 _log = logging.getLogger("tf_subjectdp")
@@ -45,7 +46,7 @@ def plan_dataset(
             f"element_id is missing: {type(plan.algorithm).__name__} needs the element of each row, "
             "plan.dataset(x, y, subject_id, element_id); make one with tf_subjectdp.elements."
         )
-    _check_indexes(
+    check_indexes(
         {
             "x": x,
             "y": y,
@@ -79,12 +80,16 @@ def plan_dataset(
     table = SubjectTable.from_codes(drawn_as_one if rows is None else drawn_as_one[rows], n_drawn)
 
     def draws():
+        order = rng()
         for batch in plan.sampling.batches(table, plan.facts.rate, rng()):
             drawn = batch if rows is None else rows[batch]
             # A batch is a set. Rows that are clipped together lie together, so that the step does
-            # not have to copy them.
-            grouped = plan.algorithm.kind == "grouped"
-            yield drawn[np.argsort(together[drawn], kind="stable")] if grouped else drawn
+            # not have to copy them; an inner optimizer takes them as they come, so at random.
+            if plan.algorithm.rows_lie_together:
+                drawn = drawn[np.argsort(together[drawn], kind="stable")]
+            elif plan.algorithm.inner is not None:
+                drawn = order.permutation(drawn)
+            yield drawn
 
     return to_dataset(
         {"x": x, "y": y, "subject": codes, "element": pairs, "weight": sample_weight},
@@ -161,22 +166,3 @@ def _capacity(plan: Plan) -> int:
     if plan.facts.scheme == "poisson_elements":
         spread *= plan.facts.max_element_items
     return int(math.ceil(mean + 5.0 * math.sqrt(spread) + 5.0))
-
-
-def _check_indexes(parts: dict[str, Any]) -> None:
-    """Refuses pandas objects whose indexes differ: rows are matched by position, never by index."""
-    first = None
-    for name, part in parts.items():
-        leaves = part.values() if isinstance(part, dict) else [part]
-        for leaf in leaves:
-            index = getattr(leaf, "index", None)
-            if not hasattr(leaf, "iloc") or index is None:
-                continue
-            if first is None:
-                first = (name, index)
-            elif len(index) == len(first[1]) and not index.equals(first[1]):
-                raise ValueError(
-                    f"{first[0]} and {name} are pandas objects with unlike indexes: rows are matched by "
-                    "position, so people would be given the rows of others. Align them, or pass "
-                    ".to_numpy() if the positions are right."
-                )

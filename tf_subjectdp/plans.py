@@ -99,7 +99,7 @@ class Plan:
     @property
     def fingerprint(self) -> int:
         """A number that tells plans of unlike sampling apart; the plan's datasets carry it."""
-        return self._digest("sampling", "stats", "max_items_per_subject")
+        return self._digest("sampling", "stats", "max_items_per_subject", "bounds")
 
     @property
     def identity(self) -> int:
@@ -109,7 +109,7 @@ class Plan:
         )
 
     def _digest(self, *keys: str) -> int:
-        config = self.get_config()
+        config = {**self.get_config(), "bounds": self.algorithm.data_bounds()}
         text = json.dumps([config[key] for key in keys], sort_keys=True)
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

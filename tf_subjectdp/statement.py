@@ -78,13 +78,14 @@ def privacy_statement(
             f"{facts.n_subjects} subjects. Rate, number of steps and the divisor {plan.divisor:.6g} are "
             "public constants: neighbouring data are compared under the same ones."
         ),
-        (
-            f"Items a subject: at most {facts.max_items}. {_SOURCES[plan.stats.k_source]}"
-            + _step_cap(plan)
-        ),
+        (f"Items a subject: at most {facts.max_items}. {_source(plan)}" + _step_cap(plan)),
         _noise_sentence(plan.noise_multiplier, plan.algorithm, plan.divisor),
         _accountant_sentence(plan),
-        not_covered(plan.stats.k_source == "data", not plan.stats.sizes_public),
+        not_covered(
+            plan.stats.k_source == "data",
+            not plan.stats.sizes_public,
+            plan.algorithm.needs_elements and not plan.stats.sizes_public,
+        ),
     ]
     if engine:
         paragraphs.append(f"Technical: {engine}.")
@@ -259,7 +260,18 @@ def _accountant_sentence(plan: Plan) -> str:
     return f"Accountant: {engine}."
 
 
-def not_covered(k_from_data: bool, sizes_from_data: bool) -> str:
+def _source(plan: Plan) -> str:
+    source = _SOURCES[plan.stats.k_source]
+    if plan.algorithm.needs_elements:
+        # A cap on a subject's items is what an element's promise does not allow.
+        source = source.replace(
+            "a public bound (max_items_per_subject) would",
+            "public bounds (max_elements, max_items_per_element) would",
+        )
+    return source
+
+
+def not_covered(k_from_data: bool, sizes_from_data: bool, elements_from_data: bool = False) -> str:
     """What no statement covers; with the constants that were read from the data."""
     items = [
         "metrics, losses and shares of clipped items shown while training or evaluating on people's "
@@ -271,6 +283,8 @@ def not_covered(k_from_data: bool, sizes_from_data: bool) -> str:
         "predictions that a model makes about a person from what it learned about others",
     ]
     constants = ["items a subject"] if k_from_data else []
+    if elements_from_data:
+        constants.append("number of elements and items an element")
     if sizes_from_data:
         constants.append(
             "numbers of rows and subjects, and through them the rate, the divisor and the steps "

@@ -329,6 +329,14 @@ def test_the_statement_names_both_adversaries(algorithm, sampling):
     assert again == plan and again.epsilon() == plan.epsilon()
 
 
+def test_a_statement_says_infinite_where_hardly_any_noise_is_left():
+    stats_ = sdp.SubjectStats.from_counts([5] * 60)
+    plan = sdp.plan(
+        BatchClipping(C), sdp.Shuffle(30), stats_, epochs=2, noise_multiplier=1e-8, delta=1e-5
+    )
+    assert "per subject (5 items) infinite" in plan.statement().replace("\n", " ")
+
+
 # -- arguments -----------------------------------------------------------------------------------
 
 
@@ -365,6 +373,10 @@ def test_configs_go_round():
         (lambda: InnerOptimizer("sgd", steps=True), ValueError),
         (lambda: InnerOptimizer(3), TypeError),
         (lambda: InnerOptimizer("no such optimizer"), (ValueError, TypeError)),
+        (lambda: InnerOptimizer("{junk"), ValueError),
+        (lambda: InnerOptimizer(tf.keras.optimizers.Adam(use_ema=True)), ValueError),
+        (lambda: ClipSchedule([None]), TypeError),
+        (lambda: ClipSchedule({1.0: 2}), TypeError),
     ],
 )
 def test_wrong_arguments_are_named(make, error):

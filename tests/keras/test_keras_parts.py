@@ -59,13 +59,18 @@ def test_an_update_is_what_the_optimizer_does_from_the_steps_weights(box, steps)
     optimizer = tf.keras.optimizers.SGD(0.005, momentum=0.9)
     algorithm = sdp.BatchClipping(LARGE, inner=inner(optimizer, steps))
     plan, model = private(box, algorithm, net, steps=2)
-    rows = np.argsort(box.ids, kind="stable").tolist()  # a plan's batches are sorted by person
+    rows = list(range(60))
     order = [[i] for i in rows] if steps == "one an item" else [rows] * steps
     w = net.get_weights()[0].astype(np.float64)
-    for _ in range(2):  # the second step starts with no momentum of the first
-        w = w - sgd_with_momentum(w, box.x, box.y, order)
-    model.fit(box.data(plan), verbose=0)
+    people = []
+    for batch in box.data(plan):  # the second step starts with no momentum of the first
+        x, y, extras = batch
+        people.append(extras["subject"].numpy().tolist())
+        w = w - sgd_with_momentum(w, x.numpy(), y.numpy(), order)
+        model.train_on_batch(*batch)
     np.testing.assert_allclose(net.get_weights()[0], w, rtol=2e-5, atol=1e-6)
+    # Nobody comes first because of their place in the table.
+    assert people[0] != people[1] and people[0] != sorted(people[0])
 
 
 def test_an_update_is_clipped(box):
@@ -240,3 +245,159 @@ def test_weights_go_back_into_their_ball(box):
     for bad in (0.0, -1.0, float("inf")):
         with pytest.raises(ValueError, match="weight_radius"):
             plan.optimizer("sgd", weight_radius=bad)
+
+
+# -- nothing of a part stays -----------------------------------------------------------------------
+
+
+def test_an_optimizer_with_a_variable_of_its_own_starts_anew_in_every_part(box):
+    """Keras 2's Nadam keeps a product that its `variables` does not tell of."""
+    net = linear_net()
+    updates = PartUpdates(
+        net.trainable_variables, optimizer=tf.keras.optimizers.Nadam(0.1), steps=None
+    )
+    start = net.get_weights()[0]
+
+    def total():
+        from tf_subjectdp.clipping import BatchPartition, clipped_sum
+        from tf_subjectdp.keras import compat
+
+        terms = BatchPartition(tf.zeros([5], tf.int32), tf.fill([5], 0.2), tf.ones([5]), False)
+        return clipped_sum(
+            lambda rows: (tf.square(net(rows, training=True))[:, 0], ()),
+            [compat.raw(v) for v in net.trainable_variables],
+            box.x[:5],
+            terms,
+            1e6,
+            strategy="loop",
+            updates=updates,
+        ).total[0]
+
+    first, second = total().numpy(), total().numpy()
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(net.get_weights()[0], start)
+
+
+def broken_batches(box, plan):
+    """A loss that fails on a label of its second step, in the middle of a part."""
+    y = np.zeros((60, 1), np.int32)
+    y[7] = 9
+    return plan.dataset(box.x, y, box.ids)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_an_error_inside_a_part_leaves_no_weights_of_it(box, eager):
+    net = linear_net(units=3)
+    algorithm = sdp.BatchClipping(0.1, inner=inner(tf.keras.optimizers.SGD(5.0), "one an item"))
+    plan = box.plan(algorithm, sdp.PoissonItems(60), steps=2)
+    model = sdp.PrivateModel(net)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(plan.optimizer("sgd"), loss=loss, run_eagerly=eager)
+    before = net.get_weights()[0]
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        model.fit(broken_batches(box, plan), verbose=0)
+    np.testing.assert_array_equal(net.get_weights()[0], before)
+    assert model.optimizer.steps_taken == 1  # counted before anything was trained
+
+
+def test_a_refused_step_leaves_the_weights_as_they_are(box):
+    """Spent steps, in a graph of one's own: the refusal comes before the parts."""
+    net = linear_net()
+    algorithm = sdp.BatchClipping(0.1, inner=inner(tf.keras.optimizers.SGD(0.5), 30))
+    plan = box.plan(algorithm, sdp.PoissonItems(60), steps=1)
+    optimizer = plan.optimizer(tf.keras.optimizers.SGD(1.0))
+    dataset = box.data(plan)
+
+    @tf.function(input_signature=dataset.element_spec)
+    def train(x, y, extras):
+        sdp.private_step(
+            optimizer,
+            lambda rows: (tf.square(net(rows[0]) - rows[1])[:, 0], ()),
+            net.trainable_variables,
+            (x, y),
+            extras,
+            model=net,
+        )
+
+    for batch in dataset:
+        train(*batch)
+    before = net.get_weights()[0]
+    for batch in box.data(plan):
+        for _ in range(5):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="used up"):
+                train(*batch)
+            np.testing.assert_array_equal(net.get_weights()[0], before)
+
+
+def test_two_threads_cannot_train_parts_of_one_model_at_once_and_an_error_can_be_healed(box):
+    net = linear_net()
+    updates = PartUpdates(net.trainable_variables)
+    before = net.get_weights()[0]
+    updates._begin()
+    net.set_weights([before + 1.0])  # inside a part
+    with pytest.raises(tf.errors.InvalidArgumentError, match="restore_weights"):
+        updates._begin()
+    updates.restore()
+    np.testing.assert_array_equal(net.get_weights()[0], before)
+    updates.restore()
+    updates._begin()
+
+
+@pytest.mark.parametrize("algorithm", [sdp.BatchClipping(1.0), sdp.ItemDP(1.0)])
+def test_a_loop_of_ones_own_cannot_store_statistics_behind_the_steps_back(box, algorithm):
+    """Without model= nobody knows of the BatchNormalization; a metric is found as well."""
+    net = normalised_net()
+    plan = box.plan(algorithm)
+    x, y, extras = next(iter(box.data(plan)))
+    mean = tf.keras.metrics.Mean()
+
+    def losses(rows):
+        return tf.square(net(rows[0], training=True) - rows[1])[:, 0], ()
+
+    def losses_and_metric(rows):
+        value = tf.square(net(rows[0], training=False) - rows[1])[:, 0]
+        mean.update_state(value)
+        return value, ()
+
+    before = net.get_weights()
+    for function, model in ((losses, None), (losses_and_metric, net)):
+        if model is net and isinstance(algorithm, sdp.ItemDP):
+            continue  # refused for its BatchNormalization, by name
+        with pytest.raises(ValueError, match="row_function writes to"):
+            sdp.private_step(
+                plan.optimizer("sgd"),
+                function,
+                net.trainable_variables,
+                (x, y),
+                extras,
+                model=model,
+            )
+    for left, right in zip(before, net.get_weights(), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_statistics_that_a_pass_does_not_write_to_get_no_noise(box):
+    class Fixed(tf.keras.layers.BatchNormalization):
+        def call(self, inputs, training=None):
+            return super().call(inputs, training=False)
+
+    net = tf.keras.Sequential([L.Input([3]), Fixed(name="fixed"), L.Dense(1)])
+    plan, model = private(box, sdp.BatchClipping(1.0), net, noise_multiplier=50.0, steps=3)
+    model.fit(box.data(plan), verbose=0)
+    np.testing.assert_array_equal(net.get_layer("fixed").moving_mean, np.zeros(3))
+    np.testing.assert_array_equal(net.get_layer("fixed").moving_variance, np.ones(3))
+
+
+def test_engines_of_other_statistics_are_other_engines(box):
+    """Two layers without weights: first the one is frozen, then the other."""
+    layers = [L.BatchNormalization(center=False, scale=False, name=f"norm{i}") for i in (1, 2)]
+    net = tf.keras.Sequential([L.Input([3]), *layers, L.Dense(1, use_bias=False)])
+    plan = box.plan(sdp.BatchClipping(1e-6), sdp.PoissonItems(60), steps=2, noise_multiplier=0.0)
+    optimizer = plan.optimizer(tf.keras.optimizers.SGD(0.0))
+    for frozen in (0, 1):
+        layers[frozen].trainable, layers[1 - frozen].trainable = False, True
+        model = sdp.PrivateModel(net)
+        model.compile(optimizer, loss="mse")
+        model.fit(box.data(plan).take(1), verbose=0)
+        for layer in layers:
+            assert np.abs(layer.moving_mean.numpy()).max() < 3e-6

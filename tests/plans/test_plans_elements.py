@@ -196,3 +196,43 @@ def test_a_filtered_shuffle_deals_each_row_at_most_once_an_epoch_in_a_fixed_numb
     for bad in (0.0, 1.5, -1.0):
         with pytest.raises(ValueError, match="keep_probability"):
             sdp.Shuffle(32, keep_probability=bad)
+
+
+def test_data_drawn_without_a_bound_do_not_serve_a_plan_that_has_one():
+    """Everything but the bounds on elements is the same: the batches still are not."""
+    free, bounded = (make(sdp.ElementDP(0.5, **bounds)) for bounds in ({}, {"max_elements": 1}))
+    items = make(sdp.ElementDP(0.5, max_items_per_element=2))
+    assert len({plan.fingerprint for plan in (free, bounded, items)}) == 3
+    again = make(sdp.ElementDP(0.7, max_elements=1))
+    assert again.fingerprint == bounded.fingerprint
+
+
+def test_a_bound_above_the_largest_counted_element_counts_as_what_it_allows():
+    stats = sdp.SubjectStats.public(
+        n_items=N, n_subjects=20, max_items=40, elements=ElementStats(100, 5, 1)
+    )
+    plan = make(
+        sdp.ElementDP(0.5, max_elements=4, max_items_per_element=10), sdp.PoissonItems(40), stats
+    )
+    rate = 1 - (1 - plan.facts.rate) ** 10
+    expected = accounting.epsilon(accounting.replace_one_event(rate, 2.0), 30, delta=1e-5)
+    assert plan.epsilon() == pytest.approx(expected, rel=1e-9)
+
+
+def test_pandas_columns_of_unlike_index_are_refused_when_counted():
+    pd = pytest.importorskip("pandas")
+    subject, element = pd.Series(SUBJECT), pd.Series(ELEMENT, index=np.arange(N)[::-1])
+    with pytest.raises(ValueError, match="unlike indexes"):
+        sdp.SubjectStats.from_ids(subject, element)
+
+
+def test_the_statement_recommends_bounds_that_an_elements_promise_allows():
+    text = make().statement().replace("\n", " ")
+    assert "(max_elements, max_items_per_element) would not be" in text
+    assert "number of elements and items an element" in text
+    assert "the user's word: it must be public, or be paid for" in text
+    from tf_subjectdp.elements import HashElements
+
+    named = make(sdp.ElementDP(0.5, elements=HashElements(7)))
+    assert HashElements(7).provenance in named.statement().replace("\n", " ")
+    assert sdp.Plan.from_config(json.loads(json.dumps(named.get_config()))) == named

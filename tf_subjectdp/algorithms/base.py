@@ -220,6 +220,8 @@ class Algorithm(abc.ABC):
     units: ClassVar[tuple[str, ...]] = ("subject", "item")
     #: Whether a row's element is needed to form the terms.
     needs_elements: ClassVar[bool] = False
+    #: Whether a step is cheaper where the rows of a term lie side by side.
+    rows_lie_together: ClassVar[bool] = False
     #: Whether the whole batch is one clipped term.
     one_term: ClassVar[bool] = False
     #: How many clip norms one unit of `noise_multiplier` is.
@@ -253,6 +255,10 @@ class Algorithm(abc.ABC):
           mask: bool [B], False for padding.
           element: integer or string [B]; only for algorithms that need it (`needs_elements`).
         """
+
+    def data_bounds(self) -> dict[str, int | None]:
+        """Bounds that `plan.dataset` enforces for this algorithm: a part of how batches are drawn."""
+        return {}
 
     def noise_stddev(self, noise_multiplier: float) -> float:
         """The noise's standard deviation on every coordinate of the sum."""

@@ -33,7 +33,8 @@ class ClipSchedule:
 
     def __post_init__(self):
         given = self.factors
-        if isinstance(given, (str, numbers.Number)) or not hasattr(given, "__iter__"):
+        listed = hasattr(given, "__iter__") and not isinstance(given, (str, dict))
+        if not listed or not all(isinstance(v, numbers.Real) for v in given):
             raise TypeError(f"factors={given!r} must be a list of numbers, e.g. [1.0, 0.7, 0.5].")
         factors = tuple(float(value) for value in given)
         if not factors:
@@ -45,12 +46,13 @@ class ClipSchedule:
                     "they multiply clip_norm."
                 )
         steps = self.steps_per_factor
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1:
             raise ValueError(
                 f"steps_per_factor={steps!r} must be a whole number of at least 1, e.g. "
                 "plan.steps_per_epoch."
             )
         object.__setattr__(self, "factors", factors)
+        object.__setattr__(self, "steps_per_factor", int(steps))
 
     @classmethod
     def inverse_power(

@@ -43,6 +43,9 @@ from tf_subjectdp.algorithms import base
 if TYPE_CHECKING:
     import tensorflow as tf
 
+# As far as the accountant's binomial laws go.
+_LARGEST_CAP = 10**9
+
 
 @base.register_algorithm
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +67,7 @@ class ElementDP(base.Algorithm):
     elements: Any = None
 
     kind: ClassVar[str] = "grouped"
+    rows_lie_together: ClassVar[bool] = True
     default_unit: ClassVar[str] = "element"
     units: ClassVar[tuple[str, ...]] = ("element", "subject", "item")
     needs_elements: ClassVar[bool] = True
@@ -71,7 +75,12 @@ class ElementDP(base.Algorithm):
     def __post_init__(self):
         super().__post_init__()
         for name in ("max_elements", "max_items_per_element"):
-            object.__setattr__(self, name, base.check_cap(name, getattr(self, name)))
+            cap = base.check_cap(name, getattr(self, name))
+            if cap is not None and cap > _LARGEST_CAP:
+                raise ValueError(
+                    f"{name}={cap} must be at most {_LARGEST_CAP}; use None for no cap."
+                )
+            object.__setattr__(self, name, cap)
         provenance = getattr(self.elements, "provenance", self.elements)
         if provenance is not None and not isinstance(provenance, str):
             raise TypeError(
@@ -89,6 +98,12 @@ class ElementDP(base.Algorithm):
                 "element_id), or extras with 'element'."
             )
         return clipping.element_mean_terms(subject, element, mask)
+
+    def data_bounds(self):
+        return {
+            "max_elements": self.max_elements,
+            "max_items_per_element": self.max_items_per_element,
+        }
 
     def divisor(self, facts: base.SamplingFacts) -> float:
         return facts.expected_subjects
@@ -208,7 +223,9 @@ class ElementDP(base.Algorithm):
         )
 
     def _items_of_element(self, facts: base.SamplingFacts) -> int:
-        bounds = (self.max_items_per_element, facts.max_element_items, facts.max_items)
+        # With a bound, the largest element of the data is not looked at: it is not what is enforced.
+        counted = None if self.max_items_per_element is not None else facts.max_element_items
+        bounds = (self.max_items_per_element, counted, facts.max_items)
         return min(bound for bound in bounds if bound is not None)
 
     def _bound(self) -> int:

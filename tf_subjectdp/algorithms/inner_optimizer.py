@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import numbers
 from typing import Any
 
 ONE_AN_ITEM = "one an item"
@@ -21,12 +22,13 @@ class InnerOptimizer:
 
     The part's update is (weights before) - (weights after), which takes the place of a gradient: with
     `plan.optimizer(tf.keras.optimizers.SGD(1.0))` the weights move by the mean of the clipped, noised
-    updates. Nothing of the optimizer (momentum, moments, iterations) stays between parts.
+    updates. Nothing of the optimizer (momentum, moments, iterations) stays between parts. Penalties of
+    weights are applied by the outer optimizer, once a step.
 
     Attributes:
       optimizer: a Keras optimizer or its name; kept as its config (JSON text).
       steps: n steps, each on the mean loss of the whole part; or "one an item", a step on each item of
-        the part, in the batch's order.
+        the part, in the order of the batch, which is random in `plan.dataset`.
 
     Raises:
       TypeError, ValueError: no optimizer, or another number of steps.
@@ -38,11 +40,12 @@ class InnerOptimizer:
     def __post_init__(self):
         object.__setattr__(self, "optimizer", _as_text(self.optimizer))
         steps = self.steps
-        whole = isinstance(steps, int) and not isinstance(steps, bool)
+        whole = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
         if steps != ONE_AN_ITEM and not (whole and steps >= 1):
             raise ValueError(
                 f"steps={steps!r} must be a whole number of at least 1, or {ONE_AN_ITEM!r}."
             )
+        object.__setattr__(self, "steps", int(steps) if whole else steps)
 
     def make(self) -> Any:
         """A new Keras optimizer; ValueError if Keras does not know the config."""
@@ -58,6 +61,11 @@ class InnerOptimizer:
 
 def _as_text(optimizer: Any) -> str:
     if isinstance(optimizer, str) and optimizer.startswith("{"):
+        try:
+            config = json.loads(optimizer)
+        except ValueError as error:
+            raise ValueError(f"optimizer={optimizer!r} is no config (JSON): {error}.") from None
+        _refuse_averages(config)
         return optimizer
     import tensorflow as tf
 
@@ -68,4 +76,13 @@ def _as_text(optimizer: Any) -> str:
             f"optimizer={optimizer!r} must be a plain Keras optimizer or its name, e.g. "
             "tf.keras.optimizers.SGD(0.1, momentum=0.9)."
         )
-    return json.dumps(tf.keras.utils.serialize_keras_object(optimizer), sort_keys=True)
+    config = tf.keras.utils.serialize_keras_object(optimizer)
+    _refuse_averages(config)
+    return json.dumps(config, sort_keys=True)
+
+
+def _refuse_averages(config: Any) -> None:
+    if isinstance(config, dict) and config.get("config", {}).get("use_ema"):
+        raise ValueError(
+            "use_ema=True averages weights over steps, and nothing of a part stays; leave it out."
+        )

@@ -10,9 +10,13 @@ Between batch clipping (m = 1) and individual clipping (a part is one item; that
 from __future__ import annotations
 
 import dataclasses
+import numbers
 
 from tf_subjectdp.algorithms import base
 from tf_subjectdp.algorithms.part_clipping import PartClipping
+
+# Above this an int64 draw is no longer uniform over the parts.
+_MOST_PARTS = 2**53
 
 
 @base.register_algorithm
@@ -31,9 +35,14 @@ class MixedClipping(PartClipping):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.parts is None:
-            raise TypeError("parts=None must be a whole number of at least 1.")
-        object.__setattr__(self, "parts", base.check_cap("parts", self.parts))
+        parts = self.parts
+        if isinstance(parts, bool) or not isinstance(parts, numbers.Integral):
+            raise TypeError(f"parts={parts!r} must be a whole number of at least 1.")
+        if not 1 <= parts <= _MOST_PARTS:
+            raise ValueError(
+                f"parts={parts} must be between 1 and {_MOST_PARTS}; 1 clips the batch."
+            )
+        object.__setattr__(self, "parts", int(parts))
 
     @property
     def number_of_parts(self) -> int:

@@ -151,8 +151,11 @@ class PartClipping(base.Algorithm):
             curve = adversary_curve(
                 facts, self.number_of_parts, noise_multiplier, steps=steps, group=k
             )
-            epsilon = math.ceil(1e3 * float(curve.epsilon(delta))) / 1e3
-            figures.append(f"per {unit} ({k} item{'s' if k > 1 else ''}) {epsilon:.3f}")
+            epsilon = float(curve.epsilon(delta))
+            text = "infinite"
+            if math.isfinite(1e3 * epsilon):
+                text = f"{math.ceil(1e3 * epsilon) / 1e3:.3f}"
+            figures.append(f"per {unit} ({k} item{'s' if k > 1 else ''}) {text}")
         return [
             "Adversaries: the figures above hold against the usual adversary (A0), who sees every noised "
             "update and both candidate data sets, but not the batches. Against the paper's stronger "

@@ -32,6 +32,7 @@ class SubjectDP(base.Algorithm):
     """
 
     kind: ClassVar[str] = "grouped"
+    rows_lie_together: ClassVar[bool] = True
 
     def partition(
         self, subject: tf.Tensor, mask: tf.Tensor, element: tf.Tensor | None = None

@@ -44,11 +44,19 @@ class PartUpdates:
         self.statistics = list(statistics)
         self._optimizer, self._steps = optimizer, steps
         self._kept: list[tuple[Any, Any]] = []
+        self._moved = [raw(v) for v in [*self.variables, *self.statistics]]
+        with tf.init_scope():
+            # What the weights were before the step, for a step that ends in the middle of a part.
+            self._safe = [tf.Variable(v, trainable=False) for v in self._moved]
+            self._inside = tf.Variable(False, trainable=False)
         if optimizer is not None:
             with tf.init_scope():
                 optimizer.build(self.variables)
                 state = optimizer.variables
                 state = [raw(v) for v in (state() if callable(state) else state)]
+                known = {id(v) for v in state} | {id(raw(v)) for v in self.variables}
+                # Nadam keeps a variable that its `variables` does not tell of.
+                state += [v for v in _found(vars(optimizer)) if id(v) not in known]
                 self._kept = [(v, v.numpy()) for v in state]
 
     def clipped_sum(
@@ -69,6 +77,9 @@ class PartUpdates:
         """
         del options
         moved = [raw(v) for v in variables] + [raw(v) for v in self.statistics]
+
+        with tf.control_dependencies(self._begin()):
+            index = tf.identity(index)
 
         def update_of(start, stop):
             picked = index[start:stop]
@@ -92,7 +103,36 @@ class PartUpdates:
             scale = partition.item_scale[start] * size
             return [scale * part for part in update], tf.constant(0.0), outputs
 
-        return loop.sum_of_terms(update_of, moved, partition, clip_norm, _ALL_ROWS, buffers)
+        result = loop.sum_of_terms(update_of, moved, partition, clip_norm, _ALL_ROWS, buffers)
+        with tf.control_dependencies(tf.nest.flatten(result)):
+            for variable, value in self._kept:
+                variable.assign(value)
+            self._inside.assign(False)
+        return result
+
+    def _begin(self) -> list[Any]:
+        """Notes the weights; what the parts wait for. Refuses while another step is inside a part."""
+        guard = tf.debugging.Assert(
+            tf.logical_not(self._inside),
+            [
+                "Another thread's step is inside a part, or an error ended one there: the weights are "
+                "un-noised. Train in one thread; after an error call optimizer.restore_weights()."
+            ],
+        )
+        with tf.control_dependencies([] if guard is None else [guard]):
+            noted = [self._inside.assign(True)]
+        with tf.control_dependencies(noted):
+            return [
+                safe.assign(variable)
+                for safe, variable in zip(self._safe, self._moved, strict=True)
+            ]
+
+    def restore(self) -> None:
+        """After an error: the weights of before the step that it ended; eager."""
+        if bool(self._inside.numpy()):
+            for safe, variable in zip(self._safe, self._moved, strict=True):
+                variable.assign(safe)
+            self._inside.assign(False)
 
     def _gradient(self, row_function, variables, part):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -153,3 +193,15 @@ class PartUpdates:
             parallel_iterations=1,
         )
         return [array.concat() for array in arrays]
+
+
+def _found(value: Any) -> list[tf.Variable]:
+    """The variables in an optimizer's attributes, each once."""
+    if isinstance(value, tf.Variable):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, (list, tuple)):
+        return []
+    found = {id(v): v for item in value for v in _found(item)}
+    return list(found.values())

@@ -187,7 +187,7 @@ class SiloWork:
             found = drawn(self._kinds[0])()
         else:
             found = tf.switch_case(constants["kind"], [drawn(kind) for kind in self._kinds])
-        if self._plan.algorithm is not None and self._plan.algorithm.kind == "grouped":
+        if self._plan.algorithm is not None and self._plan.algorithm.rows_lie_together:
             # Rows that are clipped together lie together, and need not be copied.
             together = rows.subject if rows.pair is None else rows.pair
             found = tf.gather(found, tf.argsort(tf.gather(together, found), stable=True))

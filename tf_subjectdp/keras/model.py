@@ -20,7 +20,7 @@ from tf_subjectdp.keras.optimizer import DPOptimizer
 from tf_subjectdp.keras.penalties import weight_penalties
 from tf_subjectdp.keras.releases import Releases
 from tf_subjectdp.keras.saving import SavesPrivacyState
-from tf_subjectdp.keras.step import private_step
+from tf_subjectdp.keras.step import take_step
 from tf_subjectdp.keras.trackers import StepTrackers
 from tf_subjectdp.plans import Plan
 
@@ -56,7 +56,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         self.inner_model = keras_model
         self._releases = Releases(keras_model)
         self._item_loss: ItemLoss | None = None
-        self._engine_choice: tuple[str, str] | None = None
+        self._engine_choice: tuple[str | None, str] | None = None
+        self._statistics: Any = ()
         self._checked_spec: Any = None
         self._trackers = StepTrackers()
 
@@ -159,6 +160,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         try:
             return super().fit(x, callbacks=[*callbacks, *extra], **kwargs)
         finally:
+            optimizer._parts.restore()
             self._note_releases()
             self._warn_non_finite(self._trackers.total_non_finite() - before)
 
@@ -188,12 +190,11 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             return
         if not trainable:
             raise ValueError("the model has no trainable weights; nothing can be trained.")
-        statistics = [variable for variable, _ in compat.batch_statistics(layers)]
-        validation.check_forward_pass(self.inner_model, x_spec, statistics)
+        self._statistics = validation.check_forward_pass(self.inner_model, x_spec)
         self.make_optimizer_variables()
         self._checked_spec = (x_spec, y_spec, trainable)
-        if statistics or optimizer.algorithm.inner is not None:
-            self._engine_choice = ("loop", clipping.PART_UPDATES)
+        if self._statistics or optimizer.algorithm.inner is not None:
+            self._engine_choice = (None, clipping.PART_UPDATES)
             return
         rows_spec = (x_spec, y_spec, tf.TensorSpec([None], tf.float32))
         self._engine_choice = clipping.choose_strategy(
@@ -220,15 +221,16 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             self._prepare(tf.nest.map_structure(tf.TensorSpec.from_tensor, data))
         variables = self.trainable_variables
         regularization, extra_gradients = weight_penalties(self.inner_model, variables)
-        summed = private_step(
+        summed = take_step(
             optimizer,
             self._row_function,
-            variables,
+            list(variables),
             (x, y, weight),
             extras,
             extra_gradients=extra_gradients,
             strategy=self._engine_choice[0],
-            model=self.inner_model,
+            layers=compat.all_layers(self.inner_model),
+            statistics=self._statistics,
         )
         y, weight = tf.nest.map_structure(lambda t: tf.gather(t, summed.rows), (y, weight))
         logs = dict(self.compute_metrics(None, y, summed.predictions, weight))
@@ -271,6 +273,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         try:
             return super().train_on_batch(x, y, extras, **kwargs)
         finally:
+            optimizer._parts.restore()
             self._note_releases()
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:

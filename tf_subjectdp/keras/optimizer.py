@@ -152,6 +152,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         seeded: tf.Tensor,
         statistics: Sequence[Any] = (),
         factor: tf.Tensor | None = None,
+        counted: list[Any] | None = None,
     ) -> None:
         """Counts the step, adds noise to a clipped sum, divides by the constant, and updates.
 
@@ -169,8 +170,8 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         variables = list(variables)
         with tf.init_scope():
             self.build(variables)
-        with tf.control_dependencies(after):
-            counted = self._count_step(draw, seeded)
+        if counted is None:
+            counted = self._count(after, draw, seeded)
         # The sums wait for the count. The noise does not: it can be made beside the batch's gradients.
         with tf.control_dependencies(counted):
             total = [tf.identity(part) for part in total]
@@ -189,6 +190,18 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             self.inner.apply_gradients(list(zip(gradients, variables, strict=True)))
             if self._weight_radius is not None:
                 after_update.project(variables, self._weight_radius)
+
+    def _count(self, after: Sequence[Any], draw: Draw | None, seeded: tf.Tensor) -> list[Any]:
+        with tf.control_dependencies(after):
+            return self._count_step(draw, seeded)
+
+    def restore_weights(self) -> None:
+        """After an error in a loop of your own: puts back weights that a step left inside a part.
+
+        With an `InnerOptimizer` (or BatchNormalization) a part trains the model's own weights, and an
+        error there leaves them un-noised. `PrivateModel` calls this itself.
+        """
+        self._parts.restore()
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> None:
         """Always refused: raises ValueError that says what to call instead."""

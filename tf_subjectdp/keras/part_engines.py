@@ -38,6 +38,11 @@ class PartEngines:
     def __init__(self):
         self._made: dict[tuple[int, ...], PartUpdates] = {}
 
+    def restore(self) -> None:
+        """Puts weights back that a step left inside a part, un-noised, when an error ended it."""
+        for made in self._made.values():
+            made.restore()
+
     def engine(
         self, inner: Any, variables: Sequence[Any], statistics: Sequence[Any]
     ) -> PartUpdates | None:
@@ -50,7 +55,8 @@ class PartEngines:
         """
         if inner is None and not statistics:
             return None
-        key = tuple(id(compat.raw(v)) for v in variables)
+        moved = [*variables, *(variable for variable, _ in statistics)]
+        key = (len(variables), *(id(compat.raw(v)) for v in moved))
         if key not in self._made:
             with tf.init_scope():
                 optimizer = None if inner is None else inner.make()

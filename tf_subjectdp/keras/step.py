@@ -65,14 +65,15 @@ def private_step(
       extra_gradients: gradients that do not depend on the data, one a variable.
       strategy: "norm_only", "vectorized" or "loop"; None chooses (once a trace) and logs a new choice.
       model: the Keras model (or layer, or a list of them) that `row_function` calls: the fast engine
-        looks into its layers, and is not used without it.
+        looks into its layers, and is not used without it; and BatchNormalization (in parts) needs it.
+        After an error inside a part call `optimizer.restore_weights()`.
 
     Returns:
       The `ClippedSum` that was noised. It is NOT private; do not release it.
 
     Raises:
-      ValueError: a loss that is already averaged, no people, or a batch that the optimizer's plan
-        did not draw.
+      ValueError: a loss that is already averaged, no people, a batch that the optimizer's plan did not
+        draw, or a `row_function` that stores something un-noised (metrics too: update them outside).
       tf.errors.InvalidArgumentError: a batch of another plan, or the plan's steps are used up.
     """
     if not isinstance(optimizer, DPOptimizer):
@@ -80,44 +81,83 @@ def private_step(
             f"optimizer={optimizer!r} must be a DPOptimizer; see plan.optimizer(inner)."
         )
     variables = list(variables)
-    tensors = [compat.raw(v) for v in variables]
     rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
     if not variables:
         raise ValueError("variables is empty; nothing can be trained.")
+    layers = compat.all_layers(model)
+    validation.check_batch_normalization(layers, optimizer.algorithm)
+    people = people_of(extras)
+    check_mark(people.draw, optimizer.plan)
+    check_lengths(rows, people)
+    spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
+    statistics = validation.check_row_function(row_function, spec, layers)
+    if strategy is None and not statistics and optimizer.algorithm.inner is None:
+        strategy, optimizer._engine_said = clipping.choose_strategy(
+            row_function,
+            [compat.raw(v) for v in variables],
+            spec,
+            linear=optimizer.algorithm.kind == "linear",
+            options=optimizer.engine,
+            layers=layers,
+            said=optimizer._engine_said,
+            one_term=optimizer.algorithm.one_term,
+        )
+    return take_step(
+        optimizer,
+        row_function,
+        variables,
+        rows,
+        extras,
+        extra_gradients=extra_gradients,
+        strategy=strategy,
+        layers=layers,
+        statistics=statistics,
+    )
+
+
+def take_step(
+    optimizer: DPOptimizer,
+    row_function: Callable[[Any], tuple[tf.Tensor, Any]],
+    variables: list[Any],
+    rows: Any,
+    extras: Mapping[str, Any],
+    *,
+    extra_gradients: Sequence[tf.Tensor] | None,
+    strategy: str | None,
+    layers: Sequence[Any],
+    statistics: Sequence[Any],
+) -> clipping.ClippedSum:
+    """The step itself, of a model and a row function that have been checked.
+
+    Args and results as in `private_step`; `layers` are the model's, `statistics` those that a pass
+    writes to, as `validation` found them, and `strategy` is None where these or an inner optimizer need
+    parts that go through the model as a whole.
+    """
     # Before all else that TensorFlow runs in the order in which it was written.
     seed = clipping.fresh_seed()
     people = people_of(extras)
     guards = check_mark(people.draw, optimizer.plan) + check_lengths(rows, people)
-    algorithm, layers = optimizer.algorithm, compat.all_layers(model)
-    validation.check_batch_normalization(layers, algorithm)
+    algorithm = optimizer.algorithm
     partition = algorithm.partition(people.subject, people.mask, people.element)
     factor = clip_factor(algorithm, optimizer.privacy_steps)
     if factor is not None:
         # Clipping v / f to C and multiplying by f clips v to f C.
         partition = partition._replace(item_scale=partition.item_scale / factor)
-    statistics = compat.batch_statistics(layers)
     updates = optimizer._parts.engine(algorithm.inner, variables, statistics)
+    counted = None
     if updates is not None:
-        strategy = "loop"
-    if strategy is None:
-        spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), rows)
-        strategy, optimizer._engine_said = clipping.choose_strategy(
-            row_function,
-            tensors,
-            spec,
-            linear=partition.linear,
-            options=optimizer.engine,
-            layers=layers,
-            said=optimizer._engine_said,
-            one_term=algorithm.one_term,
-        )
+        # A part trains the model's own weights: whatever may refuse the step must do so before.
+        counted = optimizer._count(guards, people.draw, people.seeded)
+        with tf.control_dependencies(counted):
+            rows = tf.nest.map_structure(tf.identity, rows)
+            partition = partition._replace(group=tf.identity(partition.group))
     summed = clipping.clipped_sum(
         row_function,
-        tensors,
+        [compat.raw(v) for v in variables],
         rows,
         partition,
         algorithm.clip_norm,
-        strategy=strategy,
+        strategy=strategy or "loop",
         options=optimizer.engine,
         layers=layers,
         updates=updates,
@@ -132,5 +172,6 @@ def private_step(
         seeded=people.seeded,
         statistics=statistics,
         factor=factor,
+        counted=counted,
     )
     return summed

@@ -71,16 +71,19 @@ def _layers(model: Any) -> list[Any]:
     return [layer for layer in compat.all_layers(model) if layer is not model]
 
 
-def check_forward_pass(model: Any, spec: Any, noised: Any = ()) -> None:
+def check_forward_pass(model: Any, spec: Any) -> list[Any]:
     """Traces one training pass and refuses what a name cannot show.
 
     Args:
       model: a built Keras model.
       spec: nest of `tf.TensorSpec`, the model's input.
-      noised: variables that may be written to, since their changes are clipped and noised.
+
+    Returns:
+      The moving statistics that the pass writes to, of `compat.batch_statistics`: their changes are to
+      be clipped and noised.
 
     Raises:
-      ValueError: the pass writes to a variable that is no random seed, or adds a loss.
+      ValueError: the pass writes to another variable that is no random seed, or adds a loss.
     """
     found: dict[str, Any] = {}
 
@@ -97,32 +100,54 @@ def check_forward_pass(model: Any, spec: Any, noised: Any = ()) -> None:
             "a layer calls add_loss: it would be added outside the clipping. Put it into the loss "
             "function, one value an item; for a penalty on weights use a regularizer of the weight."
         )
-    writes = sorted(_written_variables(model, graph, noised))
+    writes, statistics = _written(graph, compat.all_layers(model))
     if writes:
         raise ValueError(
             f"in training the model writes to {', '.join(writes)}: values computed from people's data "
             "would be stored without noise. Freeze the layer (trainable = False) or replace it by "
             "one without running statistics, e.g. LayerNormalization."
         )
+    return statistics
 
 
-def _written_variables(model: Any, graph: Any, noised: Any) -> set[str]:
-    names = {}
-    for variable in (compat.raw(v) for v in model.weights):
-        names[id(variable.handle)] = variable.name
+def check_row_function(row_function: Any, spec: Any, layers: Any) -> list[Any]:
+    """As `check_forward_pass`, for a loop of one's own.
+
+    Args:
+      row_function: rows -> (losses, predictions).
+      spec: nest of `tf.TensorSpec` of the rows.
+      layers: of the model that it calls, as far as it was named.
+    """
+    graph = tf.function(row_function).get_concrete_function(spec).graph
+    writes, statistics = _written(graph, layers)
+    if writes:
+        raise ValueError(
+            f"row_function writes to {', '.join(writes)}: values computed from people's data would be "
+            "stored without noise. BatchNormalization is for BatchClipping and MixedClipping with "
+            "private_step(..., model=model), which noises its statistics; use LayerNormalization or "
+            "frozen layers otherwise, and update metrics outside of row_function."
+        )
+    return statistics
+
+
+def _written(graph: Any, layers: Any) -> tuple[list[str], list[Any]]:
+    """What a traced pass writes to: names of what may not be, and the moving statistics."""
+    names = {id(variable.handle): variable.name for variable in graph.variables}
+    moving = {id(compat.raw(pair[0]).handle): pair for pair in compat.batch_statistics(layers)}
     # Random layers of Keras 3 advance a seed state, which does not depend on the data.
-    states = compat.seed_handles(compat.all_layers(model))
-    states |= {id(compat.raw(variable).handle) for variable in noised}
-    seeds = {inner.op.name for outer, inner in graph.captures if id(outer) in states}
-    resource_names = {inner.op.name: names.get(id(outer)) for outer, inner in graph.captures}
-    written = set()
+    states = compat.seed_handles(layers)
+    outer_of = {inner.op.name: id(outer) for outer, inner in graph.captures}
+    refused, statistics = set(), set()
     for op in graph.get_operations():
         if op.type.startswith(_WRITES):
             resource = op.inputs[0].op.name
-            if resource not in seeds:
-                written.add(repr(resource_names.get(resource) or resource))
+            outer = outer_of.get(resource)
+            if outer in moving:
+                statistics.add(outer)
+            elif outer not in states:
+                refused.add(repr(names.get(outer) or resource))
     for function in graph.as_graph_def().library.function:
         for node in function.node_def:
             if node.op.startswith(_WRITES):
-                written.add(repr(f"{function.signature.name}/{node.name}"))
-    return written
+                refused.add(repr(f"{function.signature.name}/{node.name}"))
+    return sorted(refused), [pair for handle, pair in moving.items() if handle in statistics]

@@ -41,3 +41,22 @@ def sampling_rate(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value <= 1:
         raise ValueError(f"rate is {value!r}: a sampling rate is above 0 and at most 1")
     return float(value)
+
+
+def check_indexes(parts: dict[str, Any]) -> None:
+    """Refuses pandas objects whose indexes differ: rows are matched by position, never by index."""
+    first = None
+    for name, part in parts.items():
+        leaves = part.values() if isinstance(part, dict) else [part]
+        for leaf in leaves:
+            index = getattr(leaf, "index", None)
+            if not hasattr(leaf, "iloc") or index is None:
+                continue
+            if first is None:
+                first = (name, index)
+            elif len(index) == len(first[1]) and not index.equals(first[1]):
+                raise ValueError(
+                    f"{first[0]} and {name} are pandas objects with unlike indexes: rows are matched by "
+                    "position, so people would be given the rows of others. Align them, or pass "
+                    ".to_numpy() if the positions are right."
+                )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_subjectdp.sampling._checks import LARGEST, positive_int
+from tf_subjectdp.sampling._checks import LARGEST, check_indexes, positive_int
 from tf_subjectdp.sampling.grouping import count_items, encode_typed_ids
 from tf_subjectdp.sampling.pairs import ElementStats, encode_elements
 
@@ -93,6 +93,7 @@ class SubjectStats:
         stats = cls._count(count_items(codes, n_subjects), id_dtype)
         if element_id is None:
             return stats
+        check_indexes({"ids": ids, "element_id": element_id})
         elements = ElementStats.from_codes(codes, encode_elements(element_id, codes.size))
         return dataclasses.replace(stats, elements=elements)
 
@@ -122,8 +123,19 @@ class SubjectStats:
         return cls._count(array.astype(np.int64), None)
 
     @classmethod
-    def public(cls, *, n_items: int, n_subjects: int, max_items: int) -> SubjectStats:
+    def public(
+        cls,
+        *,
+        n_items: int,
+        n_subjects: int,
+        max_items: int,
+        elements: ElementStats | None = None,
+    ) -> SubjectStats:
         """From figures that may be told to anybody, without looking at the data.
+
+        Args:
+          n_items, n_subjects, max_items: see the class.
+          elements: the same of the elements, `ElementStats(n_elements=, max_elements=, max_items=)`.
 
         Raises:
           ValueError: figures that no table can have.
@@ -135,6 +147,7 @@ class SubjectStats:
             max_items=max_items,
             k_source="public",
             sizes_public=True,
+            elements=elements,
         )
 
     @classmethod

@@ -163,6 +163,7 @@ def _frozen(values: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndar
     return values, masses
 
 
+@functools.lru_cache(maxsize=64)
 def batches_hit(places: int, batch: int, items: int) -> np.ndarray | None:
     """How many batches of an epoch hold one of the items (m = 1), P[c] for c = 0, 1, ...
 
@@ -196,9 +197,10 @@ def batches_hit(places: int, batch: int, items: int) -> np.ndarray | None:
     law[1:] += hit
     # Impossible states have probability 0 up to the sign.
     law = np.maximum(law, 0.0)
-    return law / law.sum()
+    return _frozen_law(law / law.sum())
 
 
+@functools.lru_cache(maxsize=64)
 def parts_of_epoch(parts: int, places: int, batch: int, items: int) -> np.ndarray | None:
     """The exact law of c = sum over an epoch's batches of (parts hit)^2, P[c] for c = 0, 1, ...
 
@@ -226,7 +228,12 @@ def parts_of_epoch(parts: int, places: int, batch: int, items: int) -> np.ndarra
     if rest:
         result = occupancy.join(result, _one_batch(hits, items, rest, p, widest))
     law = result[items]
-    return law / law.sum()
+    return _frozen_law(law / law.sum())
+
+
+def _frozen_law(law: np.ndarray) -> np.ndarray:
+    law.flags.writeable = False  # it is cached
+    return law
 
 
 def _one_batch(
