@@ -20,8 +20,9 @@ what the paper adds: momentum SGD inside the batch, BatchNormalization, a fallin
 of half of the items (the paper claims a factor of two for the last; none is proven, none is counted).
 
 Clip norms and learning rates were chosen with `--small`, with held-out accuracies in sight; epsilon
-does not cover that choice. In the 2 epochs of `--small` batch clipping learns next to nothing; it
-needs more `--epochs`. For the full network nothing was tried.
+does not cover that choice. In the 4 epochs of `--small` (six minutes on two cores) individual clipping
+reaches 0.74 to 0.88, mixed 0.68 to 0.70, batch clipping 0.15 to 0.35: it needs far more steps. For the
+full network nothing was tried.
 """
 
 import argparse
@@ -77,7 +78,7 @@ class Settings:
 
 
 SMALL = Settings(
-    epochs=2,
+    epochs=4,
     # Fixed sizes learn as Poisson's do, and cost more.
     samplings=("poisson", "shuffle"),
     batch_sizes=(64, 1024),
@@ -414,7 +415,7 @@ def parse(argv=None) -> argparse.Namespace:
     add = parser.add_argument
     small = (
         "shrink the task to minutes on 2 cores: images of half the size, 4 and 8 filters and one dense "
-        "layer of 32, 2 epochs, batches of 64 and 1024, Poisson or shuffled; still all images"
+        "layer of 32, 4 epochs, batches of 64 and 1024, Poisson or shuffled; still all images"
     )
     add("--small", action="store_true", help=small)
     add("--dataset", choices=("mnist", "fashion_mnist"), default="mnist")
@@ -426,7 +427,7 @@ def parse(argv=None) -> argparse.Namespace:
     add("--batch-sizes", type=int, nargs="+", metavar="B", help="the largest must be a multiple")
     further = "further rows of batch clipping (default: all); without a name, none"
     add("--variants", nargs="*", choices=tuple(VARIANTS), default=list(VARIANTS), help=further)
-    add("--epochs", type=int, help="of every row (10; 2 with --small)")
+    add("--epochs", type=int, help="of every row (10; 4 with --small)")
     add("--parts", type=int, help="m of mixed clipping (16)")
     add("--sigma", type=float, default=2.0, help="deviation of the noise over 2 C, as in the paper")
     person = "g: so many images, drawn at random, are a person's (up to 32)"
