@@ -27,6 +27,9 @@ MAKERS = {
     "shuffled_epoch of sums": lambda s: acc.shuffled_epoch_event(5, 20, s, 4),
     "histogram": acc.histogram_event,
     "silo": lambda s: acc.silo_event(0.1, s),
+    "mixed_clipping": lambda s: acc.mixed_clipping_event(0.1, 5, 3, s),
+    "mixed_clipping_fixed_size": lambda s: acc.mixed_clipping_fixed_size_event(100, 20, 5, 3, s),
+    "mixed_clipping_shuffled": lambda s: acc.mixed_clipping_shuffled_event(100, 20, 5, 3, s),
     "truncated_poisson": lambda s: acc.truncated_poisson_event(0.1, 500, 60, s),
 }
 
