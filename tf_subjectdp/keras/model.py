@@ -17,6 +17,7 @@ from tf_subjectdp.keras import batches, compat, fit_checks, validation
 from tf_subjectdp.keras.callbacks import PrivacyScalars, fit_callbacks
 from tf_subjectdp.keras.item_loss import ItemLoss
 from tf_subjectdp.keras.optimizer import DPOptimizer
+from tf_subjectdp.keras.part_engines import Statistics
 from tf_subjectdp.keras.penalties import weight_penalties
 from tf_subjectdp.keras.releases import Releases
 from tf_subjectdp.keras.saving import SavesPrivacyState
@@ -57,7 +58,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         self._releases = Releases(keras_model)
         self._item_loss: ItemLoss | None = None
         self._engine_choice: tuple[str | None, str] | None = None
-        self._statistics: Any = ()
+        self._statistics = Statistics()
         self._checked_spec: Any = None
         self._trackers = StepTrackers()
 
@@ -190,10 +191,10 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             return
         if not trainable:
             raise ValueError("the model has no trainable weights; nothing can be trained.")
-        self._statistics = validation.check_forward_pass(self.inner_model, x_spec)
+        self._statistics.written = validation.check_forward_pass(self.inner_model, x_spec)
         self.make_optimizer_variables()
         self._checked_spec = (x_spec, y_spec, trainable)
-        if self._statistics or optimizer.algorithm.inner is not None:
+        if self._statistics.written or optimizer.algorithm.inner is not None:
             self._engine_choice = (None, clipping.PART_UPDATES)
             return
         rows_spec = (x_spec, y_spec, tf.TensorSpec([None], tf.float32))
@@ -230,7 +231,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             extra_gradients=extra_gradients,
             strategy=self._engine_choice[0],
             layers=compat.all_layers(self.inner_model),
-            statistics=self._statistics,
+            statistics=self._statistics.written,
         )
         y, weight = tf.nest.map_structure(lambda t: tf.gather(t, summed.rows), (y, weight))
         logs = dict(self.compute_metrics(None, y, summed.predictions, weight))

@@ -32,6 +32,18 @@ def clip_factor(algorithm: Algorithm, step: Any) -> tf.Tensor | None:
     return tf.gather(tf.constant(schedule.factors, tf.float32), number)
 
 
+class Statistics:
+    """The moving statistics that a model's pass writes to. A plain object: Keras 3 tracks lists of
+    variables as a layer's own, and refuses new ones.
+
+    Attributes:
+      written: pairs as of `compat.batch_statistics`.
+    """
+
+    def __init__(self):
+        self.written: list[tuple[Any, float | None]] = []
+
+
 class PartEngines:
     """The engines for parts, one a set of variables; no checkpoint looks into it."""
 
