@@ -229,6 +229,20 @@ def test_the_optimizer_goes_round_with_its_inner_one(box):
     assert again.algorithm == algorithm and again.get_config() == optimizer.get_config()
 
 
+def test_a_model_with_statistics_is_saved_and_loaded_with_its_steps(box, tmp_path):
+    net = normalised_net()
+    algorithm = sdp.BatchClipping(1.0, inner=inner(tf.keras.optimizers.SGD(0.1), 2))
+    plan, model = private(box, algorithm, net, noise_multiplier=0.5, steps=3)
+    model.fit(box.data(plan).take(2), verbose=0)
+    model.save(tmp_path / "parts.keras")
+    again = tf.keras.models.load_model(tmp_path / "parts.keras")
+    assert again.optimizer.steps_taken == 2 and again.plan == plan
+    for left, right in zip(net.get_weights(), again.inner_model.get_weights(), strict=True):
+        np.testing.assert_array_equal(left, right)
+    again.fit(again.plan.dataset(box.x, box.y, box.ids).take(1), verbose=0)
+    assert again.optimizer.steps_taken == 3
+
+
 def test_weights_go_back_into_their_ball(box):
     net = linear_net()
     net.set_weights([np.full((3, 1), 4.0, np.float32)])

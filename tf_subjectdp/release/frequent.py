@@ -49,6 +49,7 @@ from tf_subjectdp.release.results import (
     HistogramRelease,
     event_epsilon,
     not_private,
+    own_delta,
     pick_event,
     unit_sentences,
     wrapped,
@@ -98,16 +99,16 @@ class FrequentElements:
         """False if there is no noise, or noise from a seed."""
         return self.noise_multiplier > 0.0 and not self.seeded
 
-    def epsilon(self, delta: float, unit: str | None = None) -> float:
+    def epsilon(self, delta: float | None = None, unit: str | None = None) -> float:
         """Epsilon at `delta`, the threshold's share of delta included; infinite below that share.
 
         Args:
-          delta: in [0, 1).
+          delta: in [0, 1); None takes the delta that the release was asked for.
           unit: "element" or "subject"; None takes the release's own.
         """
         unit = self.unit if unit is None else unit
         event = pick_event(self.event, self.subject_event, unit)
-        delta = _checks.target_delta(delta, allow_zero=True)
+        delta = _checks.target_delta(own_delta(self.delta, delta), allow_zero=True)
         return event_epsilon(event, delta, self.loss(unit))
 
     def loss(self, unit: str) -> float:

@@ -83,17 +83,17 @@ class HistogramRelease:
         """False if there is no noise, or noise from a seed."""
         return self.noise_multiplier > 0.0 and not self.seeded
 
-    def epsilon(self, delta: float, unit: str | None = None) -> float:
+    def epsilon(self, delta: float | None = None, unit: str | None = None) -> float:
         """Epsilon of this release at `delta`.
 
         Args:
-          delta: in [0, 1).
+          delta: in [0, 1); None takes the delta that the release was asked for.
           unit: "element" or "subject"; None takes the release's own.
 
         Raises:
           ValueError: another unit, or a subject's figure without a bound on its elements.
         """
-        return accounting.epsilon(self.event_of(unit), delta=delta)
+        return accounting.epsilon(self.event_of(unit), delta=own_delta(self.delta, delta))
 
     def event_of(self, unit: str | None = None) -> dp_accounting.DpEvent:
         """The event for a unit (None: the release's own), to compose with others of that unit."""
@@ -165,6 +165,15 @@ class HistogramRelease:
             f"Public, and the same for neighbouring data: the number of subjects {self.n_subjects}, the "
             f"list of {self.estimate.size} words{elements}, {radius}{bound} and the noise multiplier."
         )
+
+
+def own_delta(own: float | None, delta: float | None) -> float:
+    """The delta that was given, or else the release's own; ValueError if there is neither."""
+    if delta is None and own is None:
+        raise ValueError(
+            "this release was made without a delta: pass epsilon(delta=...), e.g. 1e-6."
+        )
+    return own if delta is None else delta
 
 
 def pick_event(
