@@ -222,7 +222,7 @@ class Algorithm(abc.ABC):
     needs_elements: ClassVar[bool] = False
     #: Whether a step is cheaper where the rows of a term lie side by side.
     rows_lie_together: ClassVar[bool] = False
-    #: Whether the whole batch is one clipped term.
+    #: Whether the batch is one clipped term, or few large ones.
     one_term: ClassVar[bool] = False
     #: How many clip norms one unit of `noise_multiplier` is.
     clip_norms_of_noise: ClassVar[float] = 1.0

@@ -17,6 +17,8 @@ from tf_subjectdp.algorithms.part_clipping import PartClipping
 
 # Above this an int64 draw is no longer uniform over the parts.
 _MOST_PARTS = 2**53
+# Up to here a backward pass for each part was the fastest way (benchmarks/parts.py).
+_FEW_PARTS = 16
 
 
 @base.register_algorithm
@@ -33,6 +35,11 @@ class MixedClipping(PartClipping):
 
     parts: int
 
+    @property
+    def one_term(self) -> bool:
+        """Few parts have many rows each: a backward pass a part is cheaper than any norms."""
+        return self.parts <= _FEW_PARTS
+
     def __post_init__(self):
         super().__post_init__()
         parts = self.parts
@@ -40,7 +47,7 @@ class MixedClipping(PartClipping):
             raise TypeError(f"parts={parts!r} must be a whole number of at least 1.")
         if not 1 <= parts <= _MOST_PARTS:
             raise ValueError(
-                f"parts={parts} must be between 1 and {_MOST_PARTS}; 1 clips the batch."
+                f"parts={parts} must be at least 1 (which clips the batch) and at most {_MOST_PARTS}."
             )
         object.__setattr__(self, "parts", int(parts))
 

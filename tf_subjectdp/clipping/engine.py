@@ -152,7 +152,7 @@ def choose_strategy(
       layers: the Keras layers that `row_function` calls, nested ones included; without them
         "norm_only" cannot be used.
       said: the sentence of an earlier choice, which is not logged again.
-      one_term: whether the whole batch is one term, for which "auto" takes an ordinary backward pass.
+      one_term: whether the batch is one term or few, for which "auto" takes ordinary backward passes.
 
     Returns:
       The strategy's name and the sentence that was logged.
@@ -164,7 +164,7 @@ def choose_strategy(
     # A mistake in the model or the loss must surface as itself, not as "cannot be vectorised".
     _output_specs(row_function, row_spec)
     if one_term and options.strategy == "auto" and not options.jit_compile:
-        name, detail, level = "loop", "the batch is one term", logging.INFO
+        name, detail, level = "loop", "the batch is one term, or few", logging.INFO
     else:
         name, detail, level = _choose(row_function, variables, row_spec, linear, options, layers)
     unit = "item" if linear else "group of items"
