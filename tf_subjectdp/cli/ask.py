@@ -47,7 +47,7 @@ def epsilon(arguments: argparse.Namespace) -> Result:
     if worst is not None and len(set(question.holders)) > 1:
         names = [question.holders[i].name for i in worst.silos]
         remark = (
-            f"The costliest subject is in the silos {', '.join(map(str, names))}."
+            f"The costliest {question.unit} is in the silos {', '.join(map(str, names))}."
             if worst.exact
             else "The figure is a bound over all choices of silos; it belongs to no one choice."
         )
@@ -143,7 +143,7 @@ def _beside(
 ) -> tuple[list[str], dict[str, Any]]:
     """The rule R/sqrt(s) of the papers and what it really spends; nothing without silos."""
     silos = question.most_silos or 1
-    if not question.composes or silos < 2:
+    if not question.composes or silos < 2 or question.unit != "subject":
         return [], {}
     try:
         alone = question.alone().rounds(sigma, budget, steps, one_run=one_run)
@@ -208,7 +208,7 @@ def _result(
     if not length_is_asked:
         data |= _length_data(lengths)
     remarks = []
-    if question.composes and question.view != "updates":
+    if question.composes and question.composed_view != "updates":
         remarks.append("All silos have equal weight and one clip norm in the average.")
     if question.composes:
         # the words about views and choices hold for any length and noise
@@ -216,8 +216,14 @@ def _result(
         composition = " ".join(line for line in lines if "worst_case()" not in line)
         remarks.append(composition)
         data["composition"] = composition
-        if question.shuffles and question.view != "updates":
-            remarks.append("Shuffled epochs are accounted for in the view 'updates', a bound.")
+        if question.unit == "element":
+            remarks.append(
+                "An element of a subject may have rows in as many silos as the subject, and their steps "
+                "compose; where a subject above is meant, read: an element."
+            )
+        if question.composed_view != question.view:
+            what = "Shuffled epochs" if question.shuffles else "Elements"
+            remarks.append(f"{what} are accounted for in the view 'updates', a bound.")
     elif len(question.holders) > 1 and question.unit != "subject":
         remarks.append(f"One {question.unit} is in one silo: the figure is that of the costliest.")
     told = inputs.read_from_data(question.stats, question.m_source)

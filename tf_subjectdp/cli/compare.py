@@ -266,7 +266,8 @@ def _remarks(
     if most is not None:
         remarks.append(
             f"A subject is in at most {most} of {len(first.calibrated.holders)} silos, whose steps "
-            "compose; one item (or element) is in one silo. The adversary sees every silo's updates."
+            "compose, as they do for an element; one item is in one. The adversary sees every silo's "
+            "updates."
         )
         if isinstance(stats, SiloStats) and stats.cap is not None:
             remarks.append(f"Every silo keeps at most {stats.cap} items of a subject.")

@@ -76,8 +76,19 @@ class Question:
 
     @property
     def composes(self) -> bool:
-        """Whether the silos of a subject compose: they do for a person, not for what is in one."""
-        return len(self.holders) > 1 and self.unit == "subject" and self.algorithm not in CENTRAL
+        """Whether silos compose: for a person, and for their element, which has rows in as many.
+
+        An item is in one silo.
+        """
+        whose = self.unit in ("subject", "element")
+        return len(self.holders) > 1 and whose and self.algorithm not in CENTRAL
+
+    @property
+    def composed_view(self) -> str:
+        """The view that is accounted for: every update where nothing better is proven."""
+        # The event of a shuffled epoch is no step; that the silos' noises add up is proven for units
+        # that are added or removed, and an element may be replaced (`federated.costs` does the same).
+        return "updates" if self.shuffles or self.unit == "element" else self.view
 
     @property
     def shuffles(self) -> bool:
@@ -130,14 +141,16 @@ class Question:
         engines = {self.engine_of(self.guarantee(holder, sigma)) for holder in self.holders}
         return "rdp" if "rdp" in engines else "pld"
 
-    def horizontal(self, sigma: float, lengths: list[tuple[int, int]]) -> HorizontalPlan:
-        """The silos with (steps a round, rounds) of each."""
+    def horizontal(
+        self, sigma: float, lengths: list[tuple[int, int]], number: int = 0
+    ) -> HorizontalPlan:
+        """The silos with (steps a round, rounds) of each; `number` is the event's, each a bound."""
         silos = []
         for holder, (steps, rounds) in zip(self.holders, lengths, strict=True):
             guarantee = self.guarantee(holder, sigma)
             silos.append(
                 Silo(
-                    guarantee.events[0],
+                    guarantee.events[number],
                     guarantee.times(steps),
                     rounds,
                     # the events of UserLDP and of clipped parts count in 2C
@@ -147,16 +160,22 @@ class Question:
                     noised_once=holder.facts.scheme != "shuffle",
                 )
             )
-        # The event of a shuffled epoch is no step: the averaged view must not take it for one.
-        view = "updates" if self.shuffles else self.view
-        return HorizontalPlan(silos, silos_per_subject=self.most_silos, view=view)
+        return HorizontalPlan(silos, silos_per_subject=self.most_silos, view=self.composed_view)
 
     def worst_case(self, sigma: float, lengths: list[tuple[int, int]]) -> WorstCase | None:
         """The costliest subject where silos compose; None where they do not."""
         if not self.composes:
             return None
         engine = self.composed_engine(sigma)
-        return self.horizontal(sigma, lengths).worst_case(delta=self.delta, engine=engine)
+        found = [
+            self.horizontal(sigma, lengths, number).worst_case(delta=self.delta, engine=engine)
+            for number in self._numbers()
+        ]
+        return min(found, key=lambda case: case.value)
+
+    def _numbers(self) -> range:
+        """The numbers of the events that every holder's guarantee names."""
+        return range(min(len(self.guarantee(one, 1.0).events) for one in self.holders))
 
     def epsilon(self, sigma: float, lengths: list[tuple[int, int]]) -> float:
         """Of the whole run, an upper bound."""
@@ -204,7 +223,12 @@ class Question:
             budget = _checks.target_epsilon(epsilon, allow_zero=False)
             return smallest_factor(lambda sigma: self.epsilon(sigma, lengths), budget)
         if self.composes:
-            return self.horizontal(1.0, lengths).noise_for_budget(epsilon=epsilon, delta=self.delta)
+            return min(
+                self.horizontal(1.0, lengths, number).noise_for_budget(
+                    epsilon=epsilon, delta=self.delta
+                )
+                for number in self._numbers()
+            )
         found = []
         for holder, (steps, rounds) in self._unlike(lengths):
             shape = self.guarantee(holder, 1.0)

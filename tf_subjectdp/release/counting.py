@@ -69,6 +69,12 @@ def count_elements(subject_id: Any, element_id: Any, *, vocabulary: Any = None) 
                 f"vocabulary names only {names.size} of its {listed.size} elements once; each must "
                 f"be there once, for instance list(dict.fromkeys(words))."
             )
+        kinds = [type(one.tolist()[0]).__name__ for one in (elements, listed)]
+        if kinds[0] != kinds[1]:
+            raise TypeError(
+                f"element_id holds {kinds[0]} and vocabulary {kinds[1]}: no row would be counted; "
+                "pass both as one kind."
+            )
         place = {name: i for i, name in enumerate(listed.tolist())}
         moved = np.array([place.get(name, -1) for name in elements.tolist()], np.int64)
         column, elements = moved[column], listed
@@ -113,7 +119,10 @@ def _codes(name: str, values: Any) -> tuple[np.ndarray, np.ndarray]:
     order = sorted(number)
     place = np.empty(len(order), np.int64)
     place[[number[value] for value in order]] = np.arange(len(order))
-    return place[codes], np.array(order)
+    # Objects: an array of text would cut a trailing NUL off, and its type tells the longest name.
+    names = np.empty(len(order), object)
+    names[:] = order
+    return place[codes], names
 
 
 def as_table(
@@ -146,7 +155,7 @@ def as_table(
     if isinstance(counts, (tuple, list)):
         matrix = _from_triple(counts, n_subjects, n_words)
     elif sparse.issparse(counts):
-        matrix = counts.tocsr()
+        matrix = _wide(counts).tocsr() if counts.dtype.kind in "biuf" else counts
     elif isinstance(counts, np.ndarray) and counts.ndim == 2 and counts.dtype.kind in "biuf":
         matrix = sparse.csr_matrix(counts)
     else:
@@ -223,9 +232,23 @@ def _from_triple(triple: Any, n_subjects: Any, n_words: Any) -> sparse.csr_matri
             raise ValueError(
                 f"{name} must lie in 0..{bound - 1}, got {codes.min()} to {codes.max()}."
             )
-    if count.dtype.kind == "b":
-        count = count.astype(np.int64)
-    return sparse.csr_matrix((count, (row, column)), shape=shape)
+    return sparse.csr_matrix((_wide(count), (row, column)), shape=shape)
+
+
+def _wide(counts: Any) -> Any:
+    """Counts of 64 bits: sums of repeated pairs would wrap around, or overflow, in fewer."""
+    kind = np.float64 if counts.dtype.kind == "f" else np.int64
+    fits = counts.dtype.itemsize >= 8 and counts.dtype.kind in "iuf"
+    # Unique entries are not summed, and need no copy.
+    once = sparse.issparse(counts) and counts.format == "csr" and counts.has_canonical_format
+    if fits or once:
+        return counts
+    if not sparse.issparse(counts):
+        return counts.astype(kind)
+    # SciPy's astype would sum first, in the narrow type.
+    entries = counts.tocoo()
+    data = entries.data.astype(kind)
+    return sparse.coo_matrix((data, (entries.row, entries.col)), shape=entries.shape)
 
 
 def as_blocks(block: Any, n_words: int) -> tuple[np.ndarray | None, int]:

@@ -274,6 +274,12 @@ def discover_elements(
         loss = min(share * delta, 0.25)
         appear = loss / (max_elements if unit == "subject" else 1)
         rest = _checks.target_epsilon(epsilon, allow_zero=False) + math.log1p(-loss)
+        if rest <= 0.0:
+            raise ValueError(
+                f"epsilon is {epsilon:g}, and the threshold alone takes {-math.log1p(-loss):.3g} of it "
+                f"(threshold_share * delta = {loss:.3g}); raise epsilon, or lower delta or "
+                f"threshold_share."
+            )
         sigma = guarantees.solve_noise(make, rest, delta - loss, noise_multiplier)
     else:
         if appear_probability is None:
@@ -293,7 +299,7 @@ def discover_elements(
     met, noised = met[above], noised[above]
     order = np.argsort(-noised, kind="stable")
     return FrequentElements(
-        names=counts.elements[met[order]],
+        names=_released_names(counts.elements[met[order]]),
         estimate=noised[order] / n,
         threshold=threshold / n,
         noise_multiplier=sigma,
@@ -307,6 +313,11 @@ def discover_elements(
         seeded=seed is not None,
         delta=delta,
     )
+
+
+def _released_names(names: np.ndarray) -> np.ndarray:
+    """Text as objects: the type of a text array (<U25) tells the longest name MET, released or not."""
+    return names.astype(object) if names.dtype.kind in "US" else names
 
 
 def _inside(name: str, value: Any, upper: float) -> float:
