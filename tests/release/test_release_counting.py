@@ -123,6 +123,11 @@ def test_bad_blocks_are_refused(block, error):
         as_blocks(block, 3)
 
 
+def test_numbers_of_elements_with_gaps_are_refused_before_memory_is():
+    with pytest.raises(ValueError, match="without gaps"):
+        release.histogram(np.ones((2, 2)), radius=1.0, noise_multiplier=1.0, block=[0, 10**11])
+
+
 def test_the_package_is_lazy_and_needs_no_tensorflow():
     code = (
         "import sys; from tf_subjectdp import release; import numpy as np;"

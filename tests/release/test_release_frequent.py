@@ -41,7 +41,8 @@ def test_known_list_costs_what_the_histogram_cost():
         ({}, ValueError, "either top"),
         ({"top": 1, "threshold": 1.0}, ValueError, "either top"),
         ({"top": 0}, ValueError, "top"),
-        ({"threshold": math.nan}, ValueError, "NaN"),
+        ({"threshold": math.nan}, ValueError, "threshold is NaN"),
+        ({"threshold": "a"}, TypeError, "threshold must be"),
         ({"top": 1, "names": ["a"]}, ValueError, "one a word"),
     ],
 )

@@ -16,6 +16,8 @@ from tf_subjectdp.accounting import _checks
 
 #: Counts above this would leave the range in which squares of lengths are computed.
 LARGEST_COUNT = 1e50
+# Arrays of one number an element (128 MiB) are made without asking; more where there are more words.
+_MOST_ELEMENTS = 2**24
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,7 +135,7 @@ def as_table(
     Args:
       counts: `ElementCounts`, a sparse or dense matrix [subjects, words], or a triple of arrays
         (subject codes, word ids, counts), repeated pairs being summed.
-      n_subjects: the public number of subjects; None takes the rows of a matrix. More than there
+      n_subjects: the public number of subjects; None counts the rows of a matrix. More than there
         are rows: the others have nothing.
       n_words: the number of columns; needed for a triple.
       public: whether the columns must be a public list.
@@ -275,4 +277,10 @@ def as_blocks(block: Any, n_words: int) -> tuple[np.ndarray | None, int]:
             f"block must give each of the {n_words} words its element, 0 or more; got shape "
             f"{block.shape}" + (f" and a least element of {block.min()}." if block.size else ".")
         )
-    return block.astype(np.int64), int(block.max()) + 1
+    n_elements = int(block.max()) + 1
+    if n_elements > max(n_words, _MOST_ELEMENTS):
+        raise ValueError(
+            f"block numbers elements up to {n_elements - 1} for {n_words} words; number them from 0 "
+            f"without gaps, for instance np.unique(block, return_inverse=True)[1]."
+        )
+    return block.astype(np.int64), n_elements

@@ -47,6 +47,7 @@ from tf_subjectdp.release.projection import keep_elements, projected_sum
 from tf_subjectdp.release.results import (
     FRESH,
     HistogramRelease,
+    counted_sentence,
     event_epsilon,
     not_private,
     own_delta,
@@ -65,11 +66,13 @@ class FrequentElements:
       estimate: float64 [found], average over subjects of their (projected) counts, with noise.
       threshold: what an estimate had to exceed, in counts a subject; None if the top were taken.
       noise_multiplier: standard deviation of the noise in the sum, divided by the radius.
-      event: the Gaussian part for the element unit.
+      event: the Gaussian part for the element unit, which is not all: where the list was not public,
+        compose it at delta - loss(unit) and add -log(1 - loss(unit)) to its epsilon, as `epsilon` does.
       subject_event: the same for the subject unit, or None.
       unit: whose epsilon `epsilon` returns unless told.
       sensitivity: see `guarantees`.
       n_subjects: the public divisor.
+      n_counted: whether it was counted from the rows, which the statement then says.
       max_elements: most elements kept of one subject, or None.
       appear_probability: b, with which a word of one subject alone may appear; 0 for a public list.
       seeded: True if a seed was given: for tests, not private.
@@ -85,6 +88,7 @@ class FrequentElements:
     unit: str
     sensitivity: str
     n_subjects: int
+    n_counted: bool
     max_elements: int | None
     appear_probability: float
     seeded: bool
@@ -155,6 +159,7 @@ class FrequentElements:
         paragraphs.append(
             f"Public, and the same for neighbouring data: the number of subjects {self.n_subjects}, the "
             f"radius, the threshold or the number of elements asked for{bound}, and the noise multiplier."
+            + counted_sentence(self.n_counted)
         )
         paragraphs += [FRESH] if self.private else []
         return wrapped(paragraphs)
@@ -197,8 +202,7 @@ def frequent_elements(
     if top is not None:
         chosen = order[: _checks.integer("top", top, 1)]
     else:
-        if math.isnan(threshold):
-            raise ValueError("threshold is NaN; pass a number of counts a subject.")
+        threshold = _checks._real("threshold", threshold)
         chosen = order[estimate[order] > threshold]
     return FrequentElements(
         names=names[chosen],
@@ -210,6 +214,7 @@ def frequent_elements(
         unit=release.unit,
         sensitivity=release.sensitivity,
         n_subjects=release.n_subjects,
+        n_counted=release.n_counted,
         max_elements=release.max_elements,
         appear_probability=0.0,
         seeded=release.seeded,
@@ -308,6 +313,7 @@ def discover_elements(
         unit=unit,
         sensitivity=sensitivity,
         n_subjects=n,
+        n_counted=n_subjects is None,
         max_elements=max_elements,
         appear_probability=appear,
         seeded=seed is not None,

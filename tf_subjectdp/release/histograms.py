@@ -56,7 +56,8 @@ def histogram(
       sensitivity: how far a replaced element moves the sum: "paper" 2 rho, "counts" sqrt(2) rho,
         "in_place" rho (one word an element, which keeps its name; no max_elements).
       unit: "element" or "subject", for whom epsilon is meant.
-      n_subjects: public number of subjects n; None takes the number of rows and makes that public.
+      n_subjects: public number of subjects n, at least the rows; None counts the rows, which is
+        information about them that nothing here protects (the statement says so).
       n_words: number of columns; needed for a triple.
       seed: for tests only: the release is then not private, and says so.
 
@@ -93,6 +94,7 @@ def histogram(
         sensitivity=sensitivity,
         level="element",
         n_subjects=n,
+        n_counted=n_subjects is None,
         n_elements=n_elements,
         max_elements=max_elements,
         seeded=seed is not None,
@@ -152,6 +154,7 @@ def user_level_histogram(
         sensitivity=sensitivity,
         level="user",
         n_subjects=n,
+        n_counted=n_subjects is None,
         n_elements=1,
         max_elements=None,
         seeded=seed is not None,

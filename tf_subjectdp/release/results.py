@@ -47,6 +47,7 @@ class HistogramRelease:
       sensitivity: "paper", "counts" or "in_place", see `guarantees`.
       level: "element", or "user" if a subject's whole vector was projected as one block.
       n_subjects: the public number of subjects, the divisor.
+      n_counted: whether n was counted from the rows, which the statement then says.
       n_elements: the public number of elements.
       max_elements: most elements kept of one subject, or None.
       seeded: True if a seed was given: for tests, not private.
@@ -66,6 +67,7 @@ class HistogramRelease:
     sensitivity: str
     level: str
     n_subjects: int
+    n_counted: bool
     n_elements: int
     max_elements: int | None
     seeded: bool
@@ -164,6 +166,7 @@ class HistogramRelease:
         return (
             f"Public, and the same for neighbouring data: the number of subjects {self.n_subjects}, the "
             f"list of {self.estimate.size} words{elements}, {radius}{bound} and the noise multiplier."
+            + counted_sentence(self.n_counted)
         )
 
 
@@ -190,6 +193,16 @@ def pick_event(
             "on how many elements of one subject are counted."
         )
     return subject_event
+
+
+def counted_sentence(n_counted: bool) -> str:
+    """What is added where the number of subjects was read from the data; "" otherwise."""
+    if not n_counted:
+        return ""
+    return (
+        " The number of subjects was counted from the rows and is itself information about them, which "
+        "no figure here covers; a public n_subjects would not be."
+    )
 
 
 def not_private(noise_multiplier: float, seeded: bool) -> list[str]:

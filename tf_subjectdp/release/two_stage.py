@@ -124,6 +124,7 @@ def two_stage_histogram(
         sensitivity=sensitivity,
         level="element",
         n_subjects=n,
+        n_counted=n_subjects is None,
         n_elements=n_elements,
         max_elements=max_elements,
         seeded=seed is not None,
