@@ -21,8 +21,9 @@ of half of the items (the paper claims a factor of two for the last; none is pro
 
 Clip norms and learning rates were chosen with `--small`, with held-out accuracies in sight; epsilon
 does not cover that choice. In the 4 epochs of `--small` (six minutes on two cores) individual clipping
-reaches 0.74 to 0.88, mixed 0.68 to 0.70, batch clipping 0.15 to 0.35: it needs far more steps. For the
-full network nothing was tried.
+reaches 0.74 to 0.88, mixed 0.68 to 0.70, batch clipping 0.15 to 0.35: it needs far more steps. The
+full network, with the same clip norms and rates, comes in 5 shuffled epochs to 0.92 to 0.93 (individual),
+0.85 to 0.86 (mixed), 0.20 to 0.26 (batch), and 0.97 without privacy, in a minute a row.
 """
 
 import argparse

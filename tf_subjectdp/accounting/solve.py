@@ -10,7 +10,7 @@ import dp_accounting
 
 from tf_subjectdp.accounting import _checks
 from tf_subjectdp.accounting.engine.ledger import Ledger, ledger
-from tf_subjectdp.accounting.engine.pld import TARGET_ERROR, pld_delta, pld_epsilon
+from tf_subjectdp.accounting.engine.pld import TARGET_ERROR, pld_bound, pld_delta, pld_epsilon
 from tf_subjectdp.accounting.engine.rdp import rdp_delta, rdp_epsilon
 
 # Calibration looks for noise in this range, to this relative precision.
@@ -132,11 +132,15 @@ def noise_multiplier(
     low *= 1.0 - 1e-3
     while fine(low) <= target:
         low, high = low * 0.99, low
-    return _verified(fine, target, _narrow(fine, target, low, high, _PRECISION)[1])
+    found = _verified(fine, target, _narrow(fine, target, low, high, _PRECISION)[1])
+    if engine == "pld":
+        pld_epsilon(ledger(make_event(found), steps), delta)  # warns if it is far above the truth
+    return found
 
 
 def _pld(entries: Ledger, delta: float, error: float) -> float:
-    return pld_epsilon(entries, delta, error)
+    # Without a warning: only what the search ends with is of interest.
+    return pld_bound(entries, delta, error)[0]
 
 
 def _bracket(function: Callable[[float], float], target: float) -> tuple[float, float]:

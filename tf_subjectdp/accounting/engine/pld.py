@@ -35,9 +35,32 @@ TARGET_ERROR = 1e-5
 STATED_ERROR = 1e-3
 
 
-@functools.lru_cache(maxsize=256)
 def pld_epsilon(ledger: Ledger, delta: float, relative_error: float = TARGET_ERROR) -> float:
-    """Smallest epsilon >= 0 at `delta`, from above.
+    """Smallest epsilon >= 0 at `delta`, from above; logs a warning where it may be far above.
+
+    Args, Raises: see `pld_bound`.
+
+    Returns:
+      epsilon, infinite if there is none.
+    """
+    epsilon, excess = pld_bound(ledger, delta, relative_error)
+    if excess is not None:
+        _LOGGER.warning(
+            "epsilon %.6g at delta %.3g over %d steps may be up to %.2g above the true value: its "
+            "loss distribution could not be discretised more finely.",
+            epsilon,
+            delta,
+            ledger.steps,
+            excess,
+        )
+    return epsilon
+
+
+@functools.lru_cache(maxsize=256)
+def pld_bound(
+    ledger: Ledger, delta: float, relative_error: float = TARGET_ERROR
+) -> tuple[float, float | None]:
+    """Smallest epsilon >= 0 at `delta`, from above, and how far above it may be where that is much.
 
     Args:
       ledger: what runs.
@@ -45,7 +68,7 @@ def pld_epsilon(ledger: Ledger, delta: float, relative_error: float = TARGET_ERR
       relative_error: bound on what the discretisation may add to epsilon, relative.
 
     Returns:
-      epsilon, infinite if there is none.
+      (epsilon, infinite if there is none; None, or the excess if it is above what was aimed at).
 
     Raises:
       ValueError: the ledger holds a mechanism without a loss distribution, or delta is positive but
@@ -53,39 +76,32 @@ def pld_epsilon(ledger: Ledger, delta: float, relative_error: float = TARGET_ERR
     """
     _refuse_unsupported(ledger)
     if ledger.nonprivate:
-        return math.inf
+        return math.inf, None
     mu = ledger.only_gaussian_mu
     if mu is not None:
-        return gaussian_epsilon(mu, delta)
+        return gaussian_epsilon(mu, delta), None
     if delta == 0.0:
-        return _pure_epsilon(ledger)
+        return _pure_epsilon(ledger), None
     if delta < SMALLEST_PLD_DELTA:
         raise ValueError(
             f"delta={delta:g} is below {SMALLEST_PLD_DELTA:g}, where this arithmetic ends; "
             f'use engine="rdp", or a larger delta.'
         )
     if ledger.presence <= delta:
-        return 0.0
+        return 0.0, None
     if _largest_shift(ledger) > 30.0:
         bound = rdp_epsilon(ledger, delta)
         if bound >= HOPELESS:
-            return bound
+            return bound, None
     answer, excess = max(
         ComposedDirection(d).epsilon(delta, relative_error) for d in _directions(ledger)
     )
     if answer < HOPELESS and excess <= max(STATED_ERROR, 2.0 * relative_error) * answer:
-        return answer
+        return answer, None
     bound = rdp_epsilon(ledger, delta)
-    if min(answer, bound) < HOPELESS:
-        _LOGGER.warning(
-            "epsilon %.6g at delta %.3g over %d steps may be up to %.2g above the true value: its "
-            "loss distribution could not be discretised more finely.",
-            min(answer, bound),
-            delta,
-            ledger.steps,
-            excess if answer <= bound else bound,
-        )
-    return min(answer, bound)
+    if min(answer, bound) >= HOPELESS:
+        return min(answer, bound), None
+    return min(answer, bound), excess if answer <= bound else bound
 
 
 @functools.lru_cache(maxsize=256)
