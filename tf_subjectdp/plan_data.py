@@ -15,6 +15,11 @@ from tf_subjectdp.sampling import SubjectTable, bound_contributions, encode_ids,
 from tf_subjectdp.sampling._checks import check_indexes
 from tf_subjectdp.sampling.pairs import bound_elements, encode_elements, pair_codes
 
+# The rest of what the promise needs, the largest subject and element, is checked or enforced below.
+_AS_PLANNED = (
+    "the plan's rate and divisor stay as they are: its promise holds, and the utility changes."
+)
+
 _log = logging.getLogger("tf_subjectdp")
 
 
@@ -126,7 +131,7 @@ def _rows_that_stay(plan: Plan, codes: np.ndarray, n_subjects: int, rng) -> np.n
                 message + ": batches of a fixed size depend on the number of items; plan with "
                 "SubjectStats.from_ids of these ids."
             )
-        _log.warning("%s; the plan's rate and divisor stay as they are.", message)
+        _log.warning("%s; %s", message, _AS_PLANNED)
     return rows
 
 
@@ -143,10 +148,10 @@ def _elements_that_stay(plan: Plan, pairs, owners, rng, rows) -> np.ndarray | No
         )
     if found is not None and owners.size != found.n_elements:
         _log.warning(
-            "the data have %d elements of subjects, the plan was made for %d; the plan's rate and "
-            "divisor stay as they are.",
+            "the data have %d elements of subjects, the plan was made for %d; %s",
             owners.size,
             found.n_elements,
+            _AS_PLANNED,
         )
     kept = bound_elements(
         pairs, owners, algorithm.max_elements, algorithm.max_items_per_element, rng()

@@ -83,13 +83,19 @@ class Plan:
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """The whole run for the plan's unit, as an event.
+        """The whole run for the plan's unit: `event_of(plan.unit)`."""
+        return self.event_of(self.unit)
 
-        `tf_subjectdp.accounting` composes it always; dp_accounting's own accountants only where the
-        event is one of theirs: a replaced unit and a known presence (`PoissonReplaceOneDpEvent`,
-        `RevealedSensitivityDpEvent`) are events of this library, which they refuse.
+    def event_of(self, unit: str) -> dp_accounting.DpEvent:
+        """The whole run for a "subject", an "element" or an "item", as an event.
+
+        Compose it with `accounting.compose`, for one unit and adjacency. Where `guarantee(unit)` names
+        several events, each alone is a bound and this is the first; another may be smaller.
+        `tf_subjectdp.accounting` knows it always; dp_accounting's own accountants only where it is one
+        of their events: they refuse `PoissonReplaceOneDpEvent` and `RevealedSensitivityDpEvent` (a
+        replaced unit, a known presence), which are of this library.
         """
-        return self.guarantee(self.unit).total(self.steps)
+        return self.guarantee(unit).total(self.steps)
 
     @property
     def step_event(self) -> dp_accounting.DpEvent:
@@ -121,7 +127,9 @@ class Plan:
     def epsilon(
         self, delta: float | None = None, *, unit: str | None = None, steps: int | None = None
     ) -> float:
-        """The epsilon of the run.
+        """The epsilon of the run: of the training alone.
+
+        What elements fitted on the private data cost is on top; `statement()` gives the total.
 
         Args:
           delta: in (0, 1); None takes the plan's.

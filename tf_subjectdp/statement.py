@@ -67,6 +67,7 @@ def privacy_statement(
         )
     paragraphs += [_guarantee_sentence(plan, unit, steps, delta) for unit in plan.algorithm.units]
     paragraphs += plan.algorithm.notes(facts, plan.noise_multiplier, steps, delta)
+    paragraphs += plan.algorithm.sources() + _total(plan, steps, delta)
     paragraphs += [
         (
             f"From whom: anyone who sees the trained weights, every intermediate weight, and all other "
@@ -85,6 +86,7 @@ def privacy_statement(
             plan.stats.k_source == "data",
             not plan.stats.sizes_public,
             plan.algorithm.needs_elements and not plan.stats.sizes_public,
+            plan.algorithm.unpaid(),
         ),
     ]
     if engine:
@@ -117,10 +119,13 @@ def _earlier_sentence(plan: Plan | None, steps: int, delta: float | None) -> str
         spent = "without a plan, so no epsilon can be stated for them"
     else:
         delta = _delta(plan, delta)
+        before = plan.algorithm.event_before(plan.unit)
+        epsilon = plan.guarantee(plan.unit).epsilon(steps, delta, before)
         spent = (
             f"in another run ({type(plan.algorithm).__name__}, noise multiplier "
             f"{plan.noise_multiplier:.6g}), which spent epsilon "
-            f"{rounded_up(plan.epsilon(delta, steps=steps))} at delta = {delta:g} per {plan.unit}"
+            f"{rounded_up(epsilon)} at delta = {delta:g} per {plan.unit}"
+            + ("" if before is None else ", together with the fit of its elements")
         )
     return (
         f"BESIDE THIS: the same model was trained for {steps} steps {spent}. The figures compose: what "
@@ -149,8 +154,9 @@ def _own_statement(optimizer: Any, delta: float | None, engine: str | None) -> s
             "drawn is the user's word. Compute it with tf_subjectdp.accounting from the sampling that "
             "was really used, or train with a plan."
         ),
+        *algorithm.sources(),
         _noise_sentence(optimizer.noise_multiplier, algorithm, optimizer.divisor),
-        not_covered(True, True),
+        not_covered(True, True, unpaid=algorithm.unpaid()),
     ]
     if engine:
         paragraphs.append(f"Technical: {engine}.")
@@ -182,6 +188,8 @@ def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
             f" This is what {steps} steps have spent; all {plan.steps} planned ones spend "
             f"{rounded_up(plan.epsilon(delta, unit=unit))}."
         )
+    if plan.algorithm.event_before(unit) is not None:
+        promise += " It is of the training alone: the fit of the elements, below, is on top."
     if unit != "subject":
         promise += f" It says nothing about a person's other {unit}s."
         promise += _above_subject(plan, unit, epsilon, steps, delta)
@@ -189,6 +197,26 @@ def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
         f"Per {unit}: epsilon = {rounded_up(epsilon)} at delta = {delta:g}, for {guarantee.adjacency}."
         f"{promise} Why: {guarantee.reason}."
     )
+
+
+def _total(plan: Plan, steps: int, delta: float) -> list[str]:
+    """What the training and an earlier release of the same data (elements that were paid for) cost."""
+    figures = []
+    for unit in plan.algorithm.units:
+        before = plan.algorithm.event_before(unit)
+        if before is None:
+            continue
+        try:
+            epsilon = plan.guarantee(unit).epsilon(steps, delta, before)
+        except ValueError:  # said above: nothing is proven
+            continue
+        figures.append(f"epsilon per {unit} = {rounded_up(epsilon)}")
+    if not figures:
+        return []
+    return [
+        f"In all, together with the fit of the elements on the private data: {', '.join(figures)} at "
+        f"delta = {delta:g}, composed exactly."
+    ]
 
 
 def _above_subject(plan: Plan, unit: str, epsilon: float, steps: int, delta: float) -> str:
@@ -271,8 +299,13 @@ def _source(plan: Plan) -> str:
     return source
 
 
-def not_covered(k_from_data: bool, sizes_from_data: bool, elements_from_data: bool = False) -> str:
-    """What no statement covers; with the constants that were read from the data."""
+def not_covered(
+    k_from_data: bool,
+    sizes_from_data: bool,
+    elements_from_data: bool = False,
+    unpaid: Sequence[str] = (),
+) -> str:
+    """What no statement covers; with constants read from the data, and costs that are not known."""
     items = [
         "metrics, losses and shares of clipped items shown while training or evaluating on people's "
         "data",
@@ -292,6 +325,7 @@ def not_covered(k_from_data: bool, sizes_from_data: bool, elements_from_data: bo
         )
     if constants:
         items.insert(2, f"constants read from the data ({'; '.join(constants)})")
+    items += unpaid
     return "NOT covered: " + "; ".join(items) + "."
 
 

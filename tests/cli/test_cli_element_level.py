@@ -308,8 +308,8 @@ def test_the_privacy_officers_page_has_the_figures_of_its_commands(capsys):
     page = Path(__file__).parents[2] / "docs" / "privacy_officer.md"
     section = page.read_text(encoding="utf-8").split("## Elements, whole batches, releases")[1]
     section = section.split("\n## ")[0]
-    commands = [line for line in section.splitlines() if line.startswith("subjectdp ")]
-    assert len(commands) == 5
+    commands = [line for line in section.splitlines() if line.startswith("subjectdp epsilon ")]
+    assert len(commands) == 6
     for line in commands:
         found = answer(capsys, line.removeprefix("subjectdp "))
         for name in ("epsilon", "epsilon_against_A1"):

@@ -161,8 +161,18 @@ def test_the_steps_of_a_round_follow_each_other_and_datasets_serve_as_well(items
     ]
     datasets = [tf.data.Dataset.from_tensor_slices(one) for one in TABLE.arrays()]
     shuffled = [one.shuffle(60, seed=1) for one in datasets]
-    for data in (TABLE.arrays(), named, datasets, shuffled):
+    for data in (TABLE.arrays(), datasets, shuffled):
         same(flat(items, items.next(start, data).state), wanted)
+    # What elements are called does not matter, but it must be what the stats call them.
+    spec = items.parts.input_spec
+    for one, other in zip(named, TABLE.arrays(), strict=True):
+        found = [silo_data.silo_tensors(rows, spec, "0", elements=True) for rows in (one, other)]
+        assert len({tuple(tensors["element"].numpy()) for tensors in found}) == 1
+        assert [tensors["element_dtype"] for tensors in found] == ["string", "int64"]
+    before = items.spent(start)
+    with pytest.raises(TypeError, match="silo '0' has string elements.*integer.*as_text"):
+        items.next(start, named)
+    assert items.spent(start) == before
 
 
 def test_a_central_round_sums_and_divides_once(model_fn):
@@ -477,3 +487,14 @@ def test_what_leaves_a_silo_are_numbers_of_pairs(items):
 def test_single_subjects_need_a_bound_on_their_elements(items):
     with pytest.raises(ValueError, match="max_elements.*distribution_every=0"):
         sdp.federated.subject_epsilons(items, items.initialize())
+
+
+def test_silos_whose_elements_are_unlike_are_refused_where_the_stats_know_none(model_fn):
+    stats = sdp.SiloStats.from_ids(TABLE.subject, TABLE.silo)
+    process = build(model_fn, sdp.PoissonSubjects(3), sdp.ElementDP(RHO, 2), stats=stats)
+    start = process.initialize()
+    data = TABLE.arrays()
+    data[1]["element_id"] = data[1]["element_id"].astype(str)
+    with pytest.raises(TypeError, match="silo '0' has int64 elements and silo '1' has string"):
+        process.next(start, data)
+    assert process.spent(start).rounds == 0

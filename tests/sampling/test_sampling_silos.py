@@ -128,3 +128,14 @@ def test_the_horizontal_plan_takes_the_stats_as_membership():
     dense = plan.per_subject_epsilon(stats.counts.toarray(), delta=1e-5)
     assert found.epsilon.tolist() == dense.epsilon.tolist()
     assert found.epsilon[0] > found.epsilon[1] == found.epsilon[2]
+
+
+def test_elements_of_two_kinds_are_refused_and_the_kind_is_kept():
+    subjects, silos = [1, 1, 2], ["a", "b", "b"]
+    with pytest.raises(TypeError, match="element ids are of more than one kind.*equal elements"):
+        SiloStats.from_ids(subjects, silos, element_id=[3, "3", "4"])
+    for element_id, dtype in (([3, 3, 4], "int64"), (list("334"), "string"), (None, None)):
+        stats = SiloStats.from_ids(subjects, silos, element_id=element_id)
+        assert stats.element_dtype == dtype
+    with pytest.raises(ValueError, match="element_dtype is 'float32'"):
+        dataclasses.replace(stats, element_dtype="float32")

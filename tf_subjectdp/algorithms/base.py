@@ -18,6 +18,7 @@ import numpy as np
 from scipy import stats
 
 from tf_subjectdp import accounting, clipping
+from tf_subjectdp.algorithms import pairs
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -151,11 +152,19 @@ class Guarantee:
         """How often the events occur in `steps` steps: a begun epoch counts whole."""
         return -(-steps // self.steps_per_event)
 
-    def epsilon(self, steps: int, delta: float) -> float:
-        """The smallest epsilon that any of the events proves for `steps` steps at `delta`."""
+    def epsilon(
+        self, steps: int, delta: float, beside: dp_accounting.DpEvent | None = None
+    ) -> float:
+        """The smallest epsilon that any of the events proves for `steps` steps at `delta`.
+
+        `beside` is what else was released about the unit, under the same adjacency: composed exactly.
+        """
+        runs = [(event, self.times(steps)) for event in self.events]
+        if beside is not None:
+            runs = [(accounting.compose([run, (beside, 1)]), 1) for run in runs]
         return min(
-            accounting.epsilon(event, self.times(steps), delta=delta, engine=self.engine)
-            for event in self.events
+            accounting.epsilon(event, count, delta=delta, engine=self.engine)
+            for event, count in runs
         )
 
     def total(self, steps: int) -> dp_accounting.DpEvent:
@@ -267,7 +276,20 @@ class Algorithm(abc.ABC):
     def notes(
         self, facts: SamplingFacts, noise_multiplier: float, steps: int, delta: float
     ) -> list[str]:
-        """Further sentences of the statement; none unless an algorithm has some."""
+        """Further figures of one holder's run, in sentences; none unless an algorithm has some."""
+        return []
+
+    def sources(self) -> list[str]:
+        """Sentences on where what the algorithm takes as given comes from, in silos too."""
+        return []
+
+    def event_before(self, unit: str) -> dp_accounting.DpEvent | None:
+        """What was released about one unit to make what is taken as given, for the adjacency of the
+        unit's guarantee, so that both compose; None for nothing, or nothing known."""
+        return None
+
+    def unpaid(self) -> list[str]:
+        """What may have been released of the data before, at a cost that is not known."""
         return []
 
     def divisor(self, facts: SamplingFacts) -> float:
@@ -287,17 +309,7 @@ class Algorithm(abc.ABC):
         return self._guarantee("item", facts, noise_multiplier)
 
     def _guarantee(self, unit: str, facts: SamplingFacts, noise_multiplier: float) -> Guarantee:
-        rule = getattr(self, f"_{unit}_under_{facts.scheme}", None)
-        if unit not in self.units:
-            raise ValueError(
-                f"{type(self).__name__} knows no {unit}s, only {', '.join(self.units)}; elements are "
-                "what ElementDP protects."
-            )
-        if rule is None:
-            raise ValueError(
-                f"{type(self).__name__} with sampling {facts.scheme!r} has no proven guarantee for "
-                f"one {unit}; see the table of algorithms and samplings in the documentation."
-            )
+        rule = pairs.proven_rule(self, unit, facts.scheme)
         return rule(facts, check_noise_multiplier(noise_multiplier))
 
     def get_config(self) -> dict[str, Any]:

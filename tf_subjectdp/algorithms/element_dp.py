@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tf_subjectdp import accounting, clipping
 from tf_subjectdp.algorithms import base
+from tf_subjectdp.algorithms.element_source import ElementSource, source_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -58,8 +59,9 @@ class ElementDP(base.Algorithm):
         for no bound, and then no promise to whole subjects.
       max_items_per_element: the most items of one element of a subject, enforced by dropping items at
         random; None for no bound.
-      elements: where the elements come from, for the statement: an object of `tf_subjectdp.elements`
-        (its `provenance` is kept), or a sentence; None says that it is the user's word.
+      elements: where the elements come from, for the statement: an object of `tf_subjectdp.elements`,
+        of which an `ElementSource` is kept (its `provenance`, and what it cost); or a sentence, or None
+        for the user's word, and then the statement does not know what making them cost.
     """
 
     max_elements: int | None = None
@@ -81,13 +83,7 @@ class ElementDP(base.Algorithm):
                     f"{name}={cap} must be at most {_LARGEST_CAP}; use None for no cap."
                 )
             object.__setattr__(self, name, cap)
-        provenance = getattr(self.elements, "provenance", self.elements)
-        if provenance is not None and not isinstance(provenance, str):
-            raise TypeError(
-                f"elements={self.elements!r} must be an object of tf_subjectdp.elements, a sentence on "
-                "where the elements come from, or None."
-            )
-        object.__setattr__(self, "elements", provenance)
+        object.__setattr__(self, "elements", source_of(self.elements))
 
     def partition(
         self, subject: tf.Tensor, mask: tf.Tensor, element: tf.Tensor | None = None
@@ -108,11 +104,25 @@ class ElementDP(base.Algorithm):
     def divisor(self, facts: base.SamplingFacts) -> float:
         return facts.expected_subjects
 
-    def notes(self, facts, noise_multiplier, steps, delta):
-        source = self.elements or (
+    def sources(self):
+        source = getattr(self.elements, "provenance", self.elements) or (
             "The map from items to elements is the user's word: it must be public, or be paid for."
         )
         return [f"Elements: every item is in exactly one. {source}"]
+
+    def event_before(self, unit):
+        return self.elements.cost(unit) if isinstance(self.elements, ElementSource) else None
+
+    def unpaid(self):
+        if isinstance(self.elements, ElementSource):
+            return []
+        return ["the cost of making the elements, if they were made from the data"]
+
+    def get_config(self):
+        config = super().get_config()
+        if isinstance(self.elements, ElementSource):  # events are no plain fields
+            config["elements"] = self.elements.get_config()
+        return config
 
     # -- one element ------------------------------------------------------------------------------
 

@@ -70,7 +70,13 @@ def _as_text(optimizer: Any) -> str:
     import tensorflow as tf
 
     if isinstance(optimizer, str):
-        optimizer = tf.keras.optimizers.get(optimizer)
+        try:
+            optimizer = tf.keras.optimizers.get(optimizer)
+        except ValueError:
+            raise ValueError(
+                f"optimizer={optimizer!r} is no optimizer that Keras knows; pass one, e.g. "
+                'tf.keras.optimizers.SGD(0.1), or a name such as "sgd", "adam" or "rmsprop".'
+            ) from None
     if not isinstance(optimizer, tf.keras.optimizers.Optimizer) or hasattr(optimizer, "inner"):
         raise TypeError(
             f"optimizer={optimizer!r} must be a plain Keras optimizer or its name, e.g. "

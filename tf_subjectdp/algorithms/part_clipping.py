@@ -16,7 +16,8 @@ u parts hit by t items, slices of s are hit anew with probability (m-u)s / (ms-t
 
 A unit with j items in the batch hits u <= min(j, m) parts and moves the sum by 2 C u. `accounting`'s
 figures are against the usual adversary (A0: sees every noised update). The paper's own adversary A1
-also knows where the unit's items went; those figures are in `notes`.
+also knows where the unit's items went; those figures are in `notes`, for the changes of
+`changes_against_a1`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class PartClipping(base.Algorithm):
                 value = kind(**value)
                 object.__setattr__(self, name, value)
             if value is not None and not isinstance(value, kind):
-                raise TypeError(f"{name}={value!r} must be a {kind.__name__} or None.")
+                article = "an" if kind is InnerOptimizer else "a"
+                raise TypeError(f"{name}={value!r} must be {article} {kind.__name__} or None.")
 
     @property
     def number_of_parts(self) -> int:
@@ -160,15 +162,29 @@ class PartClipping(base.Algorithm):
             "Adversaries: the figures above hold against the usual adversary (A0), who sees every noised "
             "update and both candidate data sets, but not the batches. Against the paper's stronger "
             "adversary (A1), who also knows in which batch and part each of the unit's items was, the "
-            "f-DP mixture over these places gives, for replacing contents in place at delta = "
+            f"f-DP mixture over these places gives, for {changes_against_a1(facts)}, at delta = "
             f"{delta:g}: epsilon {', '.join(figures)}. A figure against A1 holds against A0 too."
         ]
+
+
+def changes_against_a1(facts: base.SamplingFacts) -> str:
+    """The changes of a unit that `adversary_curve` is about, in words.
+
+    Rows sampled one by one have coins and parts of their own, which fall alike whether the unit is there
+    or not: adding or removing it moves each part that it hits by up to 2 C, as replacing does, and no
+    other. Batches of a fixed size and shuffled epochs are drawn otherwise from more or fewer rows.
+    """
+    if facts.scheme == "poisson_items":
+        return "items replaced in place, added or removed"
+    return "items replaced in place (not added or removed)"
 
 
 def adversary_curve(
     facts: base.SamplingFacts, parts: int, noise_multiplier: float, *, steps: int, group: int
 ) -> accounting.fdp.TradeOff:
-    """The trade-off curve of a run for a group of items replaced in place, against adversary A1.
+    """The trade-off curve of a run for a group of items, against adversary A1.
+
+    Of items replaced in place; of items sampled one by one also added or removed.
 
     Args:
       facts: the sampling: items (Poisson), a fixed size, or shuffled epochs.

@@ -151,7 +151,7 @@ def _add_planned(parser: argparse.ArgumentParser, *, required: bool) -> None:
         metavar="NAME",
         help=", ".join(PLANNED),
     )
-    add_sizes(parser)
+    add_sizes(parser, planned=True)
     add_length(parser)
     add_promise(parser)
     add_noise(parser)

@@ -9,6 +9,7 @@ from typing import Any
 
 from tf_subjectdp.accounting.paper_rules import paper_rounds
 from tf_subjectdp.algorithms import check_noise_multiplier
+from tf_subjectdp.algorithms.part_clipping import changes_against_a1
 from tf_subjectdp.cli import inputs
 from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.asking import ask, lengths_of, steps_per_round
@@ -77,10 +78,11 @@ def _against_a1(
     result.rows.insert(1, ("epsilon, A1", rounded_up(value)))
     items = "the item" if question.unit == "item" else "each of the subject's items"
     seen = ", every silo's updates seen" if question.composes else ""
+    changes = changes_against_a1(question.holders[0].facts)
     result.remarks.append(
         f"{usual} The second figure holds against the paper's stronger one (A1), who also knows in "
-        f"which batch and part {items} was: the f-DP mixture over these places, for contents replaced "
-        f"in place{seen}. It holds against A0 too, so that the smaller one does."
+        f"which batch and part {items} was: the f-DP mixture over these places, for "
+        f"{changes}{seen}. It holds against A0 too, so that the smaller one does."
     )
 
 

@@ -74,19 +74,32 @@ def check_parts(name: str, parts: int | None) -> None:
         raise UsageError(f"--parts is {parts}: it must be at least 1")
 
 
-def check_sampling(name: str, sampling: str) -> None:
-    """UsageError for a sampling under which nothing is proven for the algorithm."""
+def check_sampling(name: str, sampling: str, *, rates: bool = True) -> None:
+    """UsageError for a sampling under which nothing is proven for the algorithm.
+
+    Args:
+      name, sampling: as on the command line.
+      rates: whether the command takes rates, and sampled elements.
+    """
     if sampling not in SAMPLINGS:
         return
     if name in CLIP_PARTS and sampling in ("poisson-subjects", "poisson-elements"):
         raise UsageError(
             f"{name} samples items, and nothing is proven for parts of batches of whole subjects: say "
-            "--q or --batch, not --p, --r, --expected-subjects or --expected-elements"
+            + (
+                "--q or --batch, not --p, --r, --expected-subjects or --expected-elements"
+                if rates
+                else "--batch, not --expected-subjects"
+            )
         )
     if name in CLIP_ELEMENTS and sampling in ("fixed-size", "shuffle"):
         raise UsageError(
-            f"nothing is proven for {name} with sampling {sampling}: sample subjects (--p), elements "
-            "(--r) or items (--q)"
+            f"nothing is proven for {name} with sampling {sampling}: sample "
+            + (
+                "subjects (--p), elements (--r) or items (--q)"
+                if rates
+                else "subjects (--expected-subjects)"
+            )
         )
     if name not in CLIP_ELEMENTS and sampling == "poisson-elements":
         raise UsageError(f"sampling poisson-elements is for elementdp, not for {name}")

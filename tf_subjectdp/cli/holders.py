@@ -33,9 +33,9 @@ _SIZES = {
     "elements": ("r", "expected_elements"),
 }
 _NEEDS = {
-    "items": "--q, or --batch with --items",
-    "subjects": "--p, or --expected-subjects with --subjects",
-    "elements": "--r, or --expected-elements with --elements-in-all",
+    "items": ("--q", "--batch with --items"),
+    "subjects": ("--p", "--expected-subjects with --subjects"),
+    "elements": ("--r", "--expected-elements with --elements-in-all"),
 }
 # The option that says how many there are of what a rate is of.
 _COUNTED = {"q": "items", "p": "subjects", "r": "elements_in_all"}
@@ -89,18 +89,21 @@ def scheme_of(arguments: argparse.Namespace, *, anything: bool) -> str:
     said = [drawn for drawn, size in given.items() if size is not None]
     sampling = getattr(arguments, "sampling", None)
     keep = getattr(arguments, "keep_probability", None)
+    rates = hasattr(arguments, "q")  # 'plan' takes numbers only
     if sampling is None and not said:
         if keep is not None:
             raise UsageError("--keep-probability needs --sampling shuffle")
         if anything:
             return "any"
-        raise UsageError(f"the sampling is missing: say {_ways(arguments.algorithm)}")
+        raise UsageError(f"the sampling is missing: say {_ways(arguments.algorithm, rates)}")
     if sampling is None:
         sampling = f"poisson-{said[0]}"
-    check_sampling(arguments.algorithm, sampling)
+    check_sampling(arguments.algorithm, sampling, rates=rates)
     drawn = sampling.removeprefix("poisson-") if sampling.startswith("poisson") else "items"
     if given[drawn] is None:
-        needed = "--batch" if sampling in ("fixed-size", "shuffle") else _NEEDS[drawn]
+        needed = ", or ".join(_NEEDS[drawn] if rates else _NEEDS[drawn][1:])
+        if sampling in ("fixed-size", "shuffle"):
+            needed = "--batch"
         raise UsageError(
             f"sampling {sampling} needs {needed}"
             + (f", not {flag(given[said[0]])}" if said else "")
@@ -114,7 +117,11 @@ def scheme_of(arguments: argparse.Namespace, *, anything: bool) -> str:
     return sampling.replace("-", "_")
 
 
-def _ways(name: str) -> str:
+def _ways(name: str, rates: bool) -> str:
+    if not rates:
+        ways = {"items": "--batch with --items", "subjects": "--expected-subjects with --subjects"}
+        unproven = {**dict.fromkeys(CLIP_PARTS, "subjects"), "elementdp": "items"}.get(name)
+        return ", or ".join(way for drawn, way in ways.items() if drawn != unproven)
     if name in CLIP_PARTS:
         return "--q, or --batch with --items"
     if name in CLIP_ELEMENTS:

@@ -58,7 +58,16 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sizes(parser: argparse.ArgumentParser) -> None:
+def add_sizes(parser: argparse.ArgumentParser, *, planned: bool = False) -> None:
+    """Sizes of a step; `planned` where neither rates nor elements can be said."""
+    drawn = (
+        "of items with --batch or --q, of subjects with --expected-subjects or --p, of elements "
+    )
+    drawn += "with --expected-elements or --r"
+    listed = SAMPLINGS
+    if planned:
+        drawn = "of items with --batch, of subjects with --expected-subjects"
+        listed = tuple(name for name in SAMPLINGS if name != "poisson-elements")
     parser.add_argument("--batch", type=real, metavar="B", help="items a step, expected or fixed")
     parser.add_argument(
         "--expected-subjects", type=real, metavar="S", help="people a step on average"
@@ -67,8 +76,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
         "--sampling",
         type=one_of(*SAMPLINGS),
         metavar="NAME",
-        help=f"{', '.join(SAMPLINGS)} (default: Poisson, of items with --batch or --q, of subjects "
-        "with --expected-subjects or --p, of elements with --expected-elements or --r)",
+        help=f"{', '.join(listed)} (default: Poisson, {drawn})",
     )
     parser.add_argument(
         "--keep-probability",

@@ -10,7 +10,7 @@ words and units:
   item       one training record (row)
   subject    a person: all of their items, in every silo
   silo       one organisation that holds data
-  sigma      noise multiplier: noise standard deviation / clip norm, no unit (--noise);
+  sigma      noise multiplier: noise standard deviation / clip norm, no unit;
              of batchclipping and mixedclipping: noise standard deviation / (2 x clip norm)
   q          probability that one ITEM is in a step's batch, in [0, 1]
   p          probability that one SUBJECT is in a step's batch, in [0, 1]
@@ -21,7 +21,8 @@ words and units:
              removing it; fixed-size batches and shuffling: replacing one in place; userldp: any
              change of a silo's data
   A0, A1     adversaries: both see every noised update; A1 also knows in which batch and part
-             (batchclipping, mixedclipping) each of the unit's items was"""
+             (batchclipping, mixedclipping) each of the unit's items was. A figure against A1 is
+             for replacing them in place and, with Poisson sampling, for adding or removing them"""
 
 PAPERS = """\
 papers:
@@ -35,10 +36,10 @@ papers:
   userldp          Marathe et al., both texts; sensitivity 2C at every step (published: C).
   elementdp        Asi, Duchi, Javidi (arXiv:1912.04042), Algorithm 1. Against Proposition 2, the
                    sampling of subjects does not amplify the promise to an element; that of
-                   elements (--r) and items (--q) does. element-subject is its figure for a subject.
+                   elements and items does. element-subject is its figure for a subject.
   batchclipping, mixedclipping
                    van Dijk, Nguyen, Nguyen, Nguyen (arXiv:2212.05796), Algorithm 1: the result of
-                   the whole batch, or of each of its parts (--parts), is clipped. Items sampled.
+                   the whole batch, or of each of its parts, is clipped. Items sampled.
   centralgroup, centralhigradavg
                    CentralGroupDP (CentralSubDP) of Marathe et al.: the server adds noise once, to
                    the sum over all silos."""

@@ -77,7 +77,13 @@ def horizontal(
     noises of the silos add up is proven for units that are added or removed. To an element or an item,
     which may displace another, the bound of the updates applies, of which an average is post-processing.
 
-    An element of a subject may have items in as many silos as the subject; an item is in one.
+    An element of a subject may have items in as many silos as the subject; an item is in one, and an
+    item that moves to another silo is two changes.
+
+    With silos_per_subject = m, neighbouring data are those where all silos with data of the subject, in
+    BOTH data sets, are among one set of m silos; then each of at most m silos sees a replacement, which
+    is what composes. (Data replaced by data in m OTHER silos would touch 2m. In-place replacement moves
+    nothing between silos, and adding or removing leaves one of the two data sets without the subject.)
 
     Args:
       plan: the `FederatedPlan`.

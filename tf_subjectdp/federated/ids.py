@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tf_subjectdp.sampling import SiloStats, encode_ids
-from tf_subjectdp.sampling.pairs import ElementStats, encode_elements
+from tf_subjectdp.sampling.pairs import ElementStats, encode_typed_elements
 
 # blake2b takes no longer key; a shorter one could be guessed.
 _KEY_BYTES = (16, 64)
@@ -127,7 +127,8 @@ def silo_stats(
       ValueError: no silos, a silo without rows, missing ids; all by name of the silo. A key as in
         `hashed_ids`.
       TypeError: silos whose ids, after `id_key`, are of unlike types (integers here, strings there):
-        one person would be counted as two. A key does not help: it hashes 7 and "7" apart.
+        one person would be counted as two. A key does not help: it hashes 7 and "7" apart. Likewise
+        elements, to which `id_key` does not apply.
     """
     if not isinstance(ids_by_silo, Mapping):
         raise TypeError(
@@ -164,27 +165,34 @@ def silo_stats(
     )
     if elements_by_silo is None:
         return stats
-    found = _elements(dict(zip(kinds, columns, strict=True)), elements_by_silo)
-    return dataclasses.replace(stats, elements=tuple(found[name] for name in stats.names))
+    found, element_dtype = _elements(dict(zip(kinds, columns, strict=True)), elements_by_silo)
+    return dataclasses.replace(
+        stats,
+        elements=tuple(found[name] for name in stats.names),
+        element_dtype=element_dtype,
+    )
 
 
 def _elements(
     people: Mapping[Any, np.ndarray], elements_by_silo: Mapping[Any, Any]
-) -> dict[Any, ElementStats]:
-    """The elements of each silo's subjects."""
+) -> tuple[dict[Any, ElementStats], str]:
+    """The elements of each silo's subjects; and what their ids are, alike in all silos."""
     if not isinstance(elements_by_silo, Mapping) or set(elements_by_silo) != set(people):
         raise ValueError(
             f"elements_by_silo must be a dict of the same silos as ids_by_silo, {list(people)}."
         )
-    found = {}
+    found, kinds, dtype = {}, {}, ""
     for name, ids in people.items():
+        column = id_array(elements_by_silo[name])
         try:
-            elements = encode_elements(id_array(elements_by_silo[name]), ids.size)
+            elements, dtype = encode_typed_elements(column, ids.size)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"silo {name!r}: {error}") from None
         found[name] = ElementStats.from_codes(encode_ids(ids)[0], elements)
-    return found
+        kinds[name] = _kind(column)
+    check_alike_elements(kinds)
+    return found, dtype
 
 
 def id_array(ids: Any) -> np.ndarray:
@@ -277,15 +285,35 @@ def _kind(rows: np.ndarray) -> str:
 
 
 def _check_alike(kinds: Mapping[Any, str]) -> None:
+    unlike = _unlike(kinds)
+    if unlike:
+        one, other = unlike
+        raise TypeError(
+            f"silo {one!r} has {kinds[one]} ids and silo {other!r} has {kinds[other]} ids: a person in "
+            "both would be counted, and protected, as two. Pass "
+            "id_key=tf_subjectdp.federated.as_text if 7 and '7' are one person, or convert the "
+            "ids of one silo"
+        )
+
+
+def check_alike_elements(kinds: Mapping[Any, str]) -> None:
+    """TypeError unless the elements of all silos, by name, are of one kind."""
+    unlike = _unlike(kinds)
+    if unlike:
+        one, other = unlike
+        raise TypeError(
+            f"silo {one!r} has {kinds[one]} elements and silo {other!r} has {kinds[other]} elements: "
+            "what is meant to be one element of a person would be two. Convert those of every silo with "
+            "tf_subjectdp.federated.as_text(element_id) if 7 and '7' are one, or those of one silo"
+        )
+
+
+def _unlike(kinds: Mapping[Any, str]) -> tuple[Any, Any] | None:
+    """The first silo, and the first one of another kind; None if all are alike."""
+    if not kinds:
+        return None
     (one, kind), *others = kinds.items()
-    for other, other_kind in others:
-        if other_kind != kind:
-            raise TypeError(
-                f"silo {one!r} has {kind} ids and silo {other!r} has {other_kind} ids: a person in "
-                "both would be counted, and protected, as two. Pass "
-                "id_key=tf_subjectdp.federated.as_text if 7 and '7' are one person, or convert the "
-                "ids of one silo"
-            )
+    return next(((one, other) for other, found in others if found != kind), None)
 
 
 def _joined(columns: list[np.ndarray]) -> np.ndarray:

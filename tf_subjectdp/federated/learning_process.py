@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow_federated as tff
 
 from tf_subjectdp.federated import silo_data
+from tf_subjectdp.federated.ids import check_alike_elements
 from tf_subjectdp.federated.plans import FederatedPlan, Spent
 from tf_subjectdp.federated.spending import Spending
 
@@ -188,7 +189,7 @@ class NextRound:
         """The data of the silos that are to take part, checked."""
         process, plan = self._process, self._process.plan
         present = silo_data.present_silos(silo_datasets, plan.names)
-        entries = []
+        entries, kinds = [], {}
         for i in process.spending.choose(sorted(present), state):
             tensors = silo_data.silo_tensors(
                 present[i],
@@ -198,7 +199,9 @@ class NextRound:
                 elements=plan.needs_elements,
             )
             silo_data.check_rows(tensors, plan, i)
+            kinds[plan.names[i]] = tensors.get("element_dtype")
             entries.append(silo_data.tagged(i, tensors))
+        check_alike_elements({name: kind for name, kind in kinds.items() if kind is not None})
         return entries
 
 

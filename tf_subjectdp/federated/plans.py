@@ -61,7 +61,8 @@ class FederatedPlan:
       view: "updates" (whoever runs the server sees each silo's update) or "average" (secure
         aggregation: only the sum is seen).
       weighting: "uniform" or "items" (planned numbers of items) in the average over silos.
-      silos_per_subject: m, a promise that nobody is in more than m silos; None for every silo.
+      silos_per_subject: m, a promise that nobody is in more than m silos; None for every silo. See
+        `costs.horizontal` for what neighbouring data then are.
       minimum_silos: a round of fewer silos is refused; in the averaged view, the accountant counts
         on the noise of no more than these.
       delta: the delta of the promise; None if none was given.
@@ -157,6 +158,8 @@ class FederatedPlan:
         spent: Spent | None = None,
     ) -> float:
         """epsilon of the costliest subject, element of a subject or item, from above.
+
+        Of the rounds alone: what elements fitted on the private data cost is on top, see `statement()`.
 
         Args:
           delta: in (0, 1); None takes the plan's.

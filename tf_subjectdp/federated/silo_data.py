@@ -16,13 +16,19 @@ import tensorflow as tf
 
 from tf_subjectdp.federated.ids import id_array
 from tf_subjectdp.sampling import encode_ids
-from tf_subjectdp.sampling.pairs import encode_elements, pair_codes
+from tf_subjectdp.sampling.pairs import encode_typed_elements, pair_codes
 
 _KEYS = ("x", "y", "subject_id")
 # All rows of a silo are one batch.
 _ALL_ROWS = 2**31 - 1
 # What TFF sends to a worker in one message ends at 2 GB.
 _MOST_BYTES = 1.5 * 2**30
+
+# Rate, divisor, weights and noise are the plan's; the figures that the promise needs are checked, or
+# enforced by the silo.
+_AS_PLANNED = (
+    "the plan's rate and divisor stay as they are: its promise holds, and the utility changes."
+)
 
 _log = logging.getLogger("tf_subjectdp")
 
@@ -84,7 +90,8 @@ def silo_tensors(
     Returns:
       "x", "y": nests of tensors [n, ...] as in `input_spec`; "subject": int64 [n], people numbered from
       0 in the order of their first rows; with elements "element": int64 [n], the (subject, element) pairs
-      numbered from 0.
+      numbered from 0, and "element_dtype", what their ids were, "int64" or "string", None without rows:
+      for `check_rows`, it does not leave the silo.
 
     Raises:
       ValueError, TypeError: other keys, batched rows, shapes or ids that do not fit.
@@ -115,17 +122,18 @@ def silo_tensors(
         raise ValueError(f"silo {name!r}: id_key returned {codes.size} ids for {rows} rows.")
     found = {"x": parts[0], "y": parts[1], "subject": tf.constant(codes, tf.int64)}
     if elements:
-        pairs = _pairs(codes, data["element_id"], name)
+        pairs, found["element_dtype"] = _pairs(codes, data["element_id"], name)
         found["element"] = tf.constant(pairs, tf.int64)
     return found
 
 
-def _pairs(codes: np.ndarray, element_id: Any, name: str) -> np.ndarray:
-    """The (subject, element) pair of each row, numbered from 0."""
+def _pairs(codes: np.ndarray, element_id: Any, name: str) -> tuple[np.ndarray, str | None]:
+    """The (subject, element) pair of each row, numbered from 0; and what the elements' ids are."""
     if not codes.size and not len(id_array(element_id)):
-        return codes
+        return codes, None
     try:
-        return pair_codes(codes, encode_elements(id_array(element_id), codes.size))[0]
+        elements, dtype = encode_typed_elements(id_array(element_id), codes.size)
+        return pair_codes(codes, elements)[0], dtype
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"silo {name!r}: {error}") from None
@@ -143,10 +151,12 @@ def check_rows(tensors: Mapping[str, Any], plan: Any, silo: int) -> None:
       ValueError: batches of a fixed size with another number of items; more items than an average
         counts on; a subject or an element with more items than the plan, which has no bound that the
         silo could enforce; or a table that is too large to be sent.
+      TypeError: elements of another type than those that the plan's stats were made of.
     """
     facts = plan.facts[silo]
     subject = np.asarray(tensors["subject"])
     if plan.needs_elements:
+        _check_kind(tensors.get("element_dtype"), plan, silo)
         _check_elements(subject, np.asarray(tensors["element"]), plan, silo)
     items = int(np.minimum(np.bincount(subject), facts.max_items).sum()) if subject.size else 0
     if items == facts.n_items:
@@ -162,7 +172,7 @@ def check_rows(tensors: Mapping[str, Any], plan: Any, silo: int) -> None:
     if plan.view == "average" and items > facts.n_items:
         raise ValueError(f"{message}: a secure sum could cut off its noise; plan with its stats.")
     _warn_once(
-        f"{message}; the plan's rate and divisor stay as they are. Are the silos in the order of the "
+        f"{message}; {_AS_PLANNED} Are the silos in the order of the "
         f"plan's names, {list(plan.names)}?"
     )
 
@@ -170,6 +180,19 @@ def check_rows(tensors: Mapping[str, Any], plan: Any, silo: int) -> None:
 @functools.lru_cache(maxsize=1024)
 def _warn_once(message: str) -> None:
     _log.warning(message)
+
+
+def _check_kind(dtype: str | None, plan: Any, silo: int) -> None:
+    """Elements that are integers here and strings elsewhere are no elements of one map."""
+    counted = None if plan.stats is None else plan.stats.element_dtype
+    if dtype is None or counted is None or dtype == counted:
+        return
+    kinds = {"int64": "integer", "string": "string"}
+    raise TypeError(
+        f"silo {plan.names[silo]!r} has {kinds[dtype]} elements and the plan's stats were made of "
+        f"{kinds[counted]} elements: what is meant to be one element would be two. Make them alike, e.g. "
+        "tf_subjectdp.federated.as_text(element_id) for the stats and in every silo."
+    )
 
 
 def _check_elements(subject: np.ndarray, pair: np.ndarray, plan: Any, silo: int) -> None:
@@ -195,7 +218,7 @@ def _check_elements(subject: np.ndarray, pair: np.ndarray, plan: Any, silo: int)
     if counted is not None and found != counted[silo].n_elements:
         _warn_once(
             f"silo {plan.names[silo]!r} has {found} elements of subjects and the plan was made for "
-            f"{counted[silo].n_elements}; the plan's rate and divisor stay as they are."
+            f"{counted[silo].n_elements}; {_AS_PLANNED}"
         )
 
 

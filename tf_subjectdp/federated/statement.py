@@ -4,6 +4,8 @@
 Knows the plan and what was spent; pure text.
 """
 
+from tf_subjectdp import accounting
+from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT
 from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import FederatedPlan, Spent
 from tf_subjectdp.plans import guarantee_of, rounded_up
@@ -60,13 +62,21 @@ def federated_statement(
             "that took part is not protected, and the figure below is infinite."
         )
     paragraphs += [_promise(plan, unit, delta, spent) for unit in plan.units]
+    if plan.algorithm is not None:
+        # Not its `notes`: those are figures of one holder's run.
+        paragraphs += plan.algorithm.sources() + _total(plan, delta, spent)
     paragraphs += [
         f"From whom: {_VIEWS[plan.noise_at, plan.view if plan.noise_at == 'silo' else 'updates']}."
         + (_COUNTS if counts else ""),
         _silos(plan, spent),
         _noise(plan),
         _constants(plan),
-        not_covered(plan.max_items_per_subject is None, True)[:-1]
+        not_covered(
+            plan.max_items_per_subject is None,
+            True,
+            plan.needs_elements and any(f.max_element_items is not None for f in plan.facts),
+            [] if plan.algorithm is None else plan.algorithm.unpaid(),
+        )[:-1]
         + "; other runs on the same people's data, whose epsilons add up.",
     ]
     return layout(paragraphs)
@@ -84,11 +94,18 @@ def _promise(plan: FederatedPlan, unit: str, delta: float, spent: Spent | None) 
     guarantee = guarantee_of(plan.algorithm, plan.facts[0], 1.0, unit)
     text = f"Per {unit}: epsilon = {epsilon} at delta = {delta:g}, for {guarantee.adjacency}, "
     if unit == "item":
-        text += "in the one silo that holds it."
+        text += "in the one silo that holds it (one that moves to another silo is two changes)."
     else:
         text += f"in ALL silos together: {_where(plan, unit)}."
+        if plan.silos_per_subject is not None and guarantee.adjacency != ADD_OR_REMOVE_SUBJECT:
+            text += (
+                " In neighbouring data all silos with data of that person, in both, are among the "
+                f"same {plan.silos_per_subject}."
+            )
     if len(plan.units) > 1 and unit == plan.unit:
         text += " This is what the plan is about."
+    if plan.algorithm.event_before(unit) is not None:
+        text += " It is of the rounds alone: the fit of the elements, below, is on top."
     if unit != "subject":
         text += f" It says nothing about a person's other {unit}s."
         if plan.view == "average":
@@ -98,6 +115,29 @@ def _promise(plan: FederatedPlan, unit: str, delta: float, spent: Spent | None) 
             )
         text += _above_subject(plan, unit, delta, spent)
     return text
+
+
+def _total(plan: FederatedPlan, delta: float, spent: Spent | None) -> list[str]:
+    """What the rounds and an earlier release of the same data (elements that were paid for) cost."""
+    figures = []
+    for unit in plan.units:
+        before = plan.algorithm.event_before(unit)
+        if before is None:
+            continue
+        try:
+            costs.check_proven(plan, unit)
+        except ValueError:  # said above
+            continue
+        epsilon = plan.epsilon(delta / 2, unit=unit, spent=spent)
+        epsilon += accounting.epsilon(before, delta=delta / 2)
+        figures.append(f"epsilon per {unit} = {rounded_up(epsilon)}")
+    if not figures:
+        return []
+    return [
+        "In all, together with the fit of the elements on the private data: "
+        f"{', '.join(figures)} at delta = {delta:g}, by basic composition (each epsilon at half of "
+        "delta, added up)."
+    ]
 
 
 def _above_subject(plan: FederatedPlan, unit: str, delta: float, spent: Spent | None) -> str:

@@ -34,10 +34,10 @@ def check_budget(dataset: tf.data.Dataset, optimizer: DPOptimizer, kwargs: dict[
         requested = passes * available
     else:
         requested = min(passes * int(per_epoch), available)
-    taken, planned = optimizer.steps_at_new_pass, optimizer.plan.steps
-    if taken + requested <= planned:
+    planned, left = optimizer.plan.steps, optimizer.steps_left
+    used_up = passes > 0 and available == left == 0  # of dataset.take(steps_left), for instance
+    if requested <= left and not used_up:
         return
-    left = max(planned - taken, 0)
     hints = []
     if per_epoch is None and passes > 1:
         hints.append(
@@ -45,12 +45,16 @@ def check_budget(dataset: tf.data.Dataset, optimizer: DPOptimizer, kwargs: dict[
             "steps_per_epoch=plan.steps_per_epoch, epochs=plan.epochs"
         )
     if left:
-        hints.append(f"take the {left} steps that are left with fit(dataset.take({left}))")
+        hints.append(
+            f"take the {left} steps that are left with fit(dataset.take(model.optimizer.steps_left))"
+        )
     hints.append(
         "pay for more with model.extend_plan(epochs=...) or (steps=...), the new totals; epsilon "
         "then rises"
     )
+    taken, counted = optimizer.steps_taken, optimizer.steps_at_new_pass
+    begun = f"; its begun epoch counts whole, as {counted}" if counted > taken else ""
     raise ValueError(
         f"fit asks for {requested} steps, and {left} of the plan's {planned} are left ({taken} "
-        f"taken). You may: {'; or '.join(hints)}."
+        f"taken{begun}). You may: {'; or '.join(hints)}."
     )

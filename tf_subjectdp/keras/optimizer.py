@@ -237,6 +237,15 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             )
         self._plan = plan
 
+    @property
+    def steps_left(self) -> int | None:
+        """Steps of the plan that a new pass over its data may take, for `dataset.take(steps_left)`.
+
+        A begun epoch of shuffled data counts whole, since a new pass begins another one. None without a
+        plan.
+        """
+        return None if self.plan is None else max(self.plan.steps - self.steps_at_new_pass, 0)
+
     # -- everything else is the inner optimizer's ---------------------------------------------------
 
     def _create_iteration_variable(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tf_subjectdp.sampling._checks import positive_int
 from tf_subjectdp.sampling.bounding import bound_contributions
-from tf_subjectdp.sampling.grouping import encode_ids
+from tf_subjectdp.sampling.grouping import encode_typed_ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,19 +54,25 @@ def encode_elements(element_id: Any, rows: int) -> np.ndarray:
     Raises:
       ValueError, TypeError: missing or mixed ids, or not one a row.
     """
+    return encode_typed_elements(element_id, rows)[0]
+
+
+def encode_typed_elements(element_id: Any, rows: int) -> tuple[np.ndarray, str]:
+    """As `encode_elements`, and says what the ids were: "int64" or "string" (bytes are strings)."""
     try:
-        codes, _ = encode_ids(element_id)
+        codes, _, dtype = encode_typed_ids(element_id)
     except (ValueError, TypeError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         text = str(error).replace("subject id", "element id")
         text = text.replace("the id of the person it belongs to", "the element it belongs to")
+        text = text.replace("equal people could go by", "equal elements could have")
         raise kind(f"element_id: {text}") from None
     if codes.size != rows:
         raise ValueError(
             f"element_id has {codes.size} rows, and there are {rows} subject ids: pass the element of "
             "each row."
         )
-    return codes
+    return codes, dtype
 
 
 def pair_codes(subjects: np.ndarray, elements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

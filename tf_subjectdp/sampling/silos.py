@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_subjectdp.sampling._checks import LARGEST, positive_int
 from tf_subjectdp.sampling.grouping import encode_typed_ids
-from tf_subjectdp.sampling.pairs import ElementStats, encode_elements
+from tf_subjectdp.sampling.pairs import ElementStats, encode_typed_elements
 from tf_subjectdp.sampling.stats import SubjectStats
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class SiloStats:
       cap: the public bound on a subject's items in one silo, see `bounded`; None for none.
       elements: for each silo the elements that its rows belong to, in the order of `names`; None if
         they were not given.
+      element_dtype: "int64" or "string", what the elements' ids were, in all silos; None where they
+        were not seen.
     """
 
     counts: sparse.csr_array
@@ -44,12 +46,17 @@ class SiloStats:
     id_dtype: str | None = None
     cap: int | None = None
     elements: tuple[ElementStats, ...] | None = None
+    element_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.elements is not None and len(self.elements) != len(self.names):
             raise ValueError(
                 f"elements has {len(self.elements)} entries for {len(self.names)} silos: pass one "
                 "ElementStats a silo"
+            )
+        if self.element_dtype not in (None, "int64", "string"):
+            raise ValueError(
+                f"element_dtype is {self.element_dtype!r}: choose 'int64', 'string' or None"
             )
 
     @classmethod
@@ -86,11 +93,11 @@ class SiloStats:
         )
         if element_id is None:
             return stats
-        codes = encode_elements(element_id, subjects.size)
+        codes, element_dtype = encode_typed_elements(element_id, subjects.size)
         code_of = {name: code for code, name in enumerate(names.tolist())}
         rows = [np.flatnonzero(silos == code_of[name]) for name in stats.names]
         elements = tuple(ElementStats.from_codes(subjects[own], codes[own]) for own in rows)
-        return dataclasses.replace(stats, elements=elements)
+        return dataclasses.replace(stats, elements=elements, element_dtype=element_dtype)
 
     @classmethod
     def from_counts(cls, counts: Any, names: Any = None) -> SiloStats:

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which algorithm goes with which sampling: refusals name what works, the page has all pairs."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+import tf_subjectdp as sdp
+from tf_subjectdp import planning
+from tf_subjectdp.algorithms import base, pairs
+
+PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
+ALGORITHMS = (
+    sdp.ItemDP(1.0),
+    sdp.GroupDP(1.0, max_items_per_subject=2),
+    sdp.HiGradAvg(1.0),
+    sdp.SubjectDP(1.0),
+    sdp.UserLDP(1.0),
+    sdp.ElementDP(1.0, max_elements=4),
+    sdp.BatchClipping(1.0),
+    sdp.MixedClipping(1.0, parts=4),
+)
+SAMPLERS = (
+    sdp.PoissonItems(100),
+    sdp.PoissonSubjects(20),
+    sdp.PoissonElements(40),
+    sdp.FixedSize(100),
+    sdp.Shuffle(100),
+)
+STATS = dataclasses.replace(
+    sdp.SubjectStats.public(n_items=1_000, n_subjects=100, max_items=12),
+    elements={"n_elements": 300, "max_elements": 4, "max_items": 6},
+)
+
+
+def name(thing):
+    return type(thing).__name__
+
+
+def planned(algorithm, sampler, unit):
+    return sdp.plan(algorithm, sampler, STATS, steps=10, noise_multiplier=5.0, unit=unit)
+
+
+def works(algorithm, sampler, unit):
+    try:
+        planned(algorithm, sampler, unit)
+    except ValueError:
+        return False
+    return True
+
+
+def test_samplings_and_their_names_are_those_of_the_planner():
+    known = {scheme: kind.__name__ for kind, scheme in planning._SCHEMES.items()}
+    assert known == pairs.SAMPLERS
+    assert [name(sampler) for sampler in SAMPLERS] == list(pairs.SAMPLERS.values())
+    assert {name(algorithm) for algorithm in ALGORITHMS} == set(base._ALGORITHMS)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name)
+def test_a_refusal_names_the_samplings_that_work_and_the_page(algorithm):
+    for unit in algorithm.units:
+        working = [name(one) for one in SAMPLERS if works(algorithm, one, unit)]
+        assert working == pairs.samplers_of(algorithm, unit) and working
+        for sampler in SAMPLERS:
+            if name(sampler) in working:
+                continue
+            with pytest.raises(ValueError) as refusal:
+                planned(algorithm, sampler, unit)
+            text = str(refusal.value)
+            assert f"{name(algorithm)} with {name(sampler)} has no proven guarantee" in text
+            assert f"for one {unit}; with {', '.join(working)} it has" in text
+            assert "docs/guarantees.md" in text
+
+
+def test_an_algorithm_without_any_rule_is_refused_in_words():
+    class Bare(sdp.UserLDP):
+        units = ("subject", "silo")
+
+    assert pairs.samplers_of(Bare(1.0), "silo") == []
+    with pytest.raises(ValueError, match="has no proven guarantee for one silo under any sampling"):
+        pairs.proven_rule(Bare(1.0), "silo", "shuffle")
+
+
+def test_the_pages_table_of_pairs_is_what_can_be_planned():
+    (table,) = re.findall(
+        r"<!-- table: pairs -->\n(.*?)\n<!-- end of table -->", PAGE.read_text("utf-8"), re.DOTALL
+    )
+    names = [name(sampler) for sampler in SAMPLERS]
+    lines = [f"| algorithm | {' | '.join(names)} |", "| --- " * (len(names) + 1) + "|"]
+    for algorithm in ALGORITHMS:
+        cells = [
+            ", ".join(unit for unit in algorithm.units if works(algorithm, sampler, unit))
+            or "refused"
+            for sampler in SAMPLERS
+        ]
+        lines.append(f"| {name(algorithm)} | {' | '.join(cells)} |")
+    assert table.splitlines() == lines
+
+
+@pytest.mark.parametrize("algorithm", [sdp.BatchClipping(1.0), sdp.MixedClipping(1.0, parts=4)])
+def test_silos_say_what_serves_instead_of_clipped_parts(algorithm):
+    stats = sdp.SiloStats.from_ids([1, 2, 3, 4], ["a", "a", "b", "b"])
+    with pytest.raises(ValueError, match=r"not offered in silos.*use UserLDP.*local_steps="):
+        sdp.federated.plan(algorithm, sdp.PoissonItems(1), stats, rounds=2, noise_multiplier=5.0)
