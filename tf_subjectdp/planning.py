@@ -60,7 +60,8 @@ def plan(
         elements `SubjectStats.from_ids(patient_id, element_id)`.
       epochs: how many passes over the data on average; or
       steps: how many steps.
-      epsilon: the promise; the smallest noise that keeps it is computed. Needs `delta`. Or
+      epsilon: the promise, of the training alone; the smallest noise that keeps it is computed. Needs
+        `delta`. Or
       noise_multiplier: the noise; 0.0 is allowed and not private.
       delta: in (0, 1), well below 1 / number of subjects.
       max_items_per_subject: a public bound k on a subject's items in the data, enforced by

@@ -89,7 +89,8 @@ class Plan:
     def event_of(self, unit: str) -> dp_accounting.DpEvent:
         """The whole run for a "subject", an "element" or an "item", as an event.
 
-        Compose it with `accounting.compose`, for one unit and adjacency. Where `guarantee(unit)` names
+        Compose it with `accounting.compose`, for one unit and adjacency; the fit of elements that were
+        paid for is `algorithm.event_before(unit)`, and not in it. Where `guarantee(unit)` names
         several events, each alone is a bound and this is the first; another may be smaller.
         `tf_subjectdp.accounting` knows it always; dp_accounting's own accountants only where it is one
         of their events: they refuse `PoissonReplaceOneDpEvent` and `RevealedSensitivityDpEvent` (a
@@ -127,9 +128,7 @@ class Plan:
     def epsilon(
         self, delta: float | None = None, *, unit: str | None = None, steps: int | None = None
     ) -> float:
-        """The epsilon of the run: of the training alone.
-
-        What elements fitted on the private data cost is on top; `statement()` gives the total.
+        """The epsilon of the run: of the training alone; see `total_epsilon`.
 
         Args:
           delta: in (0, 1); None takes the plan's.
@@ -139,12 +138,22 @@ class Plan:
         Returns:
           An upper bound on epsilon; infinity without noise, 0 for no steps.
         """
+        return self._spent(delta, unit, steps, None)
+
+    def total_epsilon(
+        self, delta: float | None = None, *, unit: str | None = None, steps: int | None = None
+    ) -> float:
+        """As `epsilon`, with what was released of the data before: elements that were paid for."""
+        before = self.algorithm.event_before(self.unit if unit is None else unit)
+        return self._spent(delta, unit, steps, before)
+
+    def _spent(self, delta, unit, steps, before) -> float:
         delta = self.delta if delta is None else delta
         if delta is None:
             raise ValueError("this plan has no delta; say epsilon(delta=...), e.g. 1e-5.")
         steps = self.steps if steps is None else _check_steps(steps)
-        unit = self.unit if unit is None else unit
-        return _epsilon(self.guarantee(unit), steps, check_delta(delta))
+        guarantee = self.guarantee(self.unit if unit is None else unit)
+        return _epsilon(guarantee, steps, check_delta(delta), before)
 
     def extended(self, *, epochs: float | None = None, steps: int | None = None) -> "Plan":
         """The same plan with a longer run: same noise, so a larger epsilon.
@@ -276,6 +285,8 @@ class Plan:
         ]
         if self.delta is not None:
             rows += [("epsilon", rounded_up(self.epsilon())), ("delta", f"{self.delta:g}")]
+            if self.algorithm.event_before(self.unit) is not None:
+                rows.insert(-1, ("  with the fit", rounded_up(self.total_epsilon())))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
@@ -340,5 +351,5 @@ def guarantee_of(algorithm, facts, noise_multiplier, unit) -> Guarantee:
 
 
 @functools.lru_cache(maxsize=512)
-def _epsilon(guarantee: Guarantee, steps: int, delta: float) -> float:
-    return guarantee.epsilon(steps, delta)
+def _epsilon(guarantee: Guarantee, steps: int, delta: float, before: Any) -> float:
+    return guarantee.epsilon(steps, delta, before)

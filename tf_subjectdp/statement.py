@@ -120,12 +120,13 @@ def _earlier_sentence(plan: Plan | None, steps: int, delta: float | None) -> str
     else:
         delta = _delta(plan, delta)
         before = plan.algorithm.event_before(plan.unit)
-        epsilon = plan.guarantee(plan.unit).epsilon(steps, delta, before)
+        epsilon = plan.total_epsilon(delta, steps=steps)
         spent = (
             f"in another run ({type(plan.algorithm).__name__}, noise multiplier "
             f"{plan.noise_multiplier:.6g}), which spent epsilon "
             f"{rounded_up(epsilon)} at delta = {delta:g} per {plan.unit}"
             + ("" if before is None else ", together with the fit of its elements")
+            + "".join(f" (NOT counted: {cost})" for cost in plan.algorithm.unpaid())
         )
     return (
         f"BESIDE THIS: the same model was trained for {steps} steps {spent}. The figures compose: what "
@@ -207,15 +208,16 @@ def _total(plan: Plan, steps: int, delta: float) -> list[str]:
         if before is None:
             continue
         try:
-            epsilon = plan.guarantee(unit).epsilon(steps, delta, before)
+            plan.guarantee(unit)
         except ValueError:  # said above: nothing is proven
             continue
-        figures.append(f"epsilon per {unit} = {rounded_up(epsilon)}")
+        total = plan.total_epsilon(delta, unit=unit, steps=steps)
+        figures.append(f"epsilon per {unit} = {rounded_up(total)}")
     if not figures:
         return []
     return [
         f"In all, together with the fit of the elements on the private data: {', '.join(figures)} at "
-        f"delta = {delta:g}, composed exactly."
+        f"delta = {delta:g}, composed exactly, for the elements of the map that the fit released."
     ]
 
 

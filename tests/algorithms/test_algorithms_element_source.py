@@ -4,13 +4,20 @@
 import dataclasses
 import json
 
+import dp_accounting
 import numpy as np
 import pytest
 
 from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import ElementDP, ItemDP, algorithm_from_config
 from tf_subjectdp.algorithms.element_source import ElementSource
-from tf_subjectdp.elements import FunctionElements, HashElements, KMeansElements, url_domain
+from tf_subjectdp.elements import (
+    Elements,
+    FunctionElements,
+    HashElements,
+    KMeansElements,
+    url_domain,
+)
 
 X = np.random.default_rng(0).normal(size=(60, 2))
 UNITS = ("subject", "element", "item")
@@ -89,6 +96,45 @@ def test_an_object_that_is_no_map_of_this_library_may_have_cost_something():
         provenance = "Clusters of last year's data."
 
     assert ElementDP(0.5, elements=Told()).unpaid()
+
+
+def test_a_map_of_ones_own_is_free_only_if_it_says_so():
+    class Coarse(Elements):
+        """Hands on what another map says, and not what it cost."""
+
+        def __init__(self, inner):
+            self.inner = inner
+            self.provenance_ = inner.provenance
+
+        def element_ids(self, values):
+            return self.inner.element_ids(values) // 2
+
+        @property
+        def provenance(self):
+            return self.provenance_
+
+    class Public(Coarse):
+        costs_nothing = True
+
+    class Half(Coarse):
+        event = accounting.subject_event(1.0, 2.0)
+
+    assert ElementDP(0.5, elements=Coarse(paid())).unpaid()
+    assert not ElementDP(0.5, elements=Public(HashElements(4))).unpaid()
+    with pytest.raises(ValueError, match="one of event and element_event is missing"):
+        ElementDP(0.5, elements=Half(paid()))
+
+
+def test_costs_that_cannot_be_composed_are_refused_at_once():
+    for event in (
+        dp_accounting.SampledWithoutReplacementDpEvent(100, 10, dp_accounting.GaussianDpEvent(1.0)),
+        dp_accounting.ZCDpEvent(0.1),
+    ):
+        with pytest.raises(ValueError, match="cannot be composed with a training's"):
+            ElementSource("Clusters.", event, event)
+    listed = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(3.0, [0.0, 1.0], [0.5, 0.5])
+    with pytest.raises(TypeError, match="make events of tuples"):
+        ElementSource("Clusters.", listed, listed)
 
 
 def test_what_is_no_source_is_refused():

@@ -68,7 +68,8 @@ def test_noise_differs_at_every_step_although_the_seed_is_set_to_the_same(compil
             tf.function(noise_step.python_function) if compiled else (noise_step.python_function)
         )
         draws += [function(4).numpy() for _ in range(3)]
-    assert len({value for draw in draws for value in draw}) == 24
+    # One repeat of float32 by chance in 5e-6 of runs, two in 1e-11.
+    assert len({value for draw in draws for value in draw}) >= 23
 
 
 def test_noise_is_drawn_anew_in_every_pass_of_a_loop_inside_one_function():
@@ -143,7 +144,8 @@ def test_a_seed_drawn_earlier_is_the_draw_s_own():
     seed = fresh_seed()
     found = [add_gaussian_noise([tf.zeros([40])], 2.0, seed=s)[0] for s in (seed, fresh_seed())]
     np.testing.assert_array_equal(found[0], normals.normals(seed, 48, 2.0)[:40])
-    assert not np.isin(found[0], found[1]).any()
+    # Equal float32 by chance: two in 1e-9 of runs.
+    assert np.isin(found[0], found[1]).sum() < 2
 
 
 def test_tensors_of_unknown_shape_get_noise_of_their_own():
@@ -154,7 +156,8 @@ def test_tensors_of_unknown_shape_get_noise_of_their_own():
     found = step(tf.zeros([500, 3]), tf.zeros([0, 4]))
     assert [t.shape for t in found] == [[500, 3], [0, 4], [500, 3]]
     flat = np.concatenate([t.numpy().ravel() for t in found])
-    assert len(np.unique(flat)) == 3000
+    # Two float32 normals are equal with some 2e-8: twenty repeats of 3,000 by chance in 1e-45 of runs.
+    assert len(np.unique(flat)) > 2980
     assert stats.kstest(flat, "norm").pvalue > FALSE_ALARM
 
 

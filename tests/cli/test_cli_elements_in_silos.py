@@ -71,3 +71,21 @@ def test_noise_and_rounds_compose_too(capsys):
 def test_an_item_is_in_one_silo(capsys):
     words = "epsilon --algorithm elementdp --unit item --r 0.05 --noise 2 --steps 50 --delta 1e-5"
     assert _answer(capsys, f"{words} --silos 4")["epsilon"] == _answer(capsys, words)["epsilon"]
+
+
+@pytest.mark.parametrize("algorithm", ["elementdp --elements 3 --p 0.1", "userldp --p 0.1"])
+def test_a_change_stays_within_the_silos_that_compose(capsys, algorithm):
+    words = f"epsilon --algorithm {algorithm} --silos 5 --noise 8 --steps 20 --delta 1e-5"
+    few, all_of_them = _answer(capsys, f"{words} --silos-per-subject 2"), _answer(capsys, words)
+    assert "before and after, are among the same 2" in few["composition"]
+    assert "among the same" not in all_of_them["composition"]
+    assert few["epsilon"] < all_of_them["epsilon"]
+    within = "any change of the data of at most 2 of the 5 silos"
+    assert (few["adjacency"] == within) == algorithm.startswith("userldp")
+    assert few["accounted_view"] == "updates"
+
+
+def test_elements_are_not_accounted_for_in_the_view_that_was_asked_for(capsys):
+    words = "epsilon --algorithm elementdp --r 0.1 --noise 2 --steps 20 --silos 4 --delta 1e-5"
+    found = _answer(capsys, f"{words} --view average")
+    assert (found["view"], found["accounted_view"]) == ("average", "updates")

@@ -47,7 +47,8 @@ def test_silos_of_any_size_are_traced_once_and_draw_afresh(federation, model_fn)
         assert metrics["silos"]["items"] == 0 and metrics["took_part"].sum() == 4
     assert silos._round.experimental_get_tracing_count() == 1
     steps = np.diff(seen, axis=0).reshape(3, -1)
-    assert np.unique(np.round(steps, 6)).size == steps.size
+    # Rounded alike by chance: one pair in some 1e-4 of runs, three in 1e-12; a repeated draw repeats all.
+    assert np.unique(np.round(steps, 6)).size > steps.size - 3
     assert process.epsilon(state) > 0.0
 
 

@@ -140,6 +140,10 @@ def test_any_change_and_replacement_are_within_the_few_silos_too(algorithm, samp
     if event is not None:
         two = accounting.epsilon(accounting.compose([(event, 2 * ROUNDS)]), delta=DELTA)
         assert plan.epsilon() == pytest.approx(two, rel=2e-3)
+        # Not any change of everybody's data: of two silos the figure is the cost.
+        assert "for any change of the data of at most 2 of the 3 silos," in flat(plan.statement())
+        everywhere = flat(make(algorithm=algorithm, sampling=sampling).statement())
+        assert "for any change of the data, in ALL silos" in everywhere
     added = make(algorithm=sdp.SubjectDP(1.0), sampling=sdp.PoissonItems(9), silos_per_subject=2)
     assert "In neighbouring data" not in flat(added.statement())
 

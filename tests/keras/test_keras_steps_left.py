@@ -88,3 +88,14 @@ def test_a_loop_of_ones_own_ends_with_what_is_left(box):
 def test_without_a_plan_nothing_says_what_is_left():
     optimizer = sdp.DPOptimizer("sgd", sdp.HiGradAvg(1.0), noise_multiplier=1.0)
     assert optimizer.steps_left is None
+
+
+def test_a_pass_before_the_last_spends_its_begun_epoch_whole(box):
+    plan = box.plan(sampling=SAMPLINGS["shuffle"], steps=12, noise_multiplier=20.0)
+    model = box.compiled(plan)
+    # Two passes of six: the first spends two epochs of four, and four steps are left for the second.
+    with pytest.raises(ValueError, match="fit asks for 14 steps, and 12"):
+        model.fit(box.data(plan).take(6), epochs=2, verbose=0)
+    assert model.optimizer.steps_taken == 0
+    model.fit(box.data(plan).take(4), epochs=3, verbose=0)
+    assert model.optimizer.steps_taken == 12

@@ -76,7 +76,7 @@ def test_the_total_is_that_of_all_gaussians_together():
             fit = accounting.epsilon(plan.algorithm.event_before(unit), delta=DELTA / 2)
             assert found[unit] < plan.epsilon(DELTA / 2, unit=unit, steps=steps) + fit - 0.1
     text = flat(plan.statement())
-    assert "composed exactly." in text
+    assert "composed exactly, for the elements of the map that the fit released." in text
     assert (
         text.count("It is of the training alone: the fit of the elements, below, is on top.") == 3
     )
@@ -108,6 +108,32 @@ def test_the_plans_epsilon_and_noise_are_the_trainings_alone():
     plan, public = make(), make(HashElements(3))
     assert plan.epsilon() == public.epsilon()
     assert make(noise_multiplier=None, epsilon=2.0).epsilon() <= 2.0
+    assert public.total_epsilon() == public.epsilon() < plan.total_epsilon()
+    assert "with the fit" in str(plan) and rounded_up(plan.total_epsilon()) in str(plan)
+    assert "with the fit" not in str(public)
+
+
+def test_a_budget_counts_the_fit(monkeypatch):
+    plan = make(steps=40, sampling=sdp.PoissonElements(30))
+
+    class Optimizer:
+        steps_at_new_pass = steps_taken = 0
+
+    class Model:
+        optimizer, steps_per_execution = Optimizer(), 1
+
+    Optimizer.plan = plan
+    allowed = {}
+    for unit in ("element", "subject", "item"):
+        budget = sdp.PrivacyBudget(plan.total_epsilon(unit=unit, steps=9) * 1.0001, unit=unit)
+        budget.set_model(Model())
+        budget.on_train_begin()
+        allowed[unit] = budget._allowed
+    assert allowed == {"element": 9, "subject": 9, "item": 9}
+    spent = sdp.PrivacyBudget(accounting.epsilon(PAID.element_event, delta=DELTA) * 0.999)
+    spent.set_model(Model())
+    with pytest.raises(ValueError, match="not one more call"):
+        spent.on_train_begin()
 
 
 def test_a_plan_from_a_config_states_the_same_total():
@@ -132,9 +158,9 @@ def test_without_a_known_cost_there_is_no_total(elements, open_cost):
     text = flat(make(elements).statement())
     assert "the fit of the elements" not in text
     assert (UNPAID in text.split("NOT covered")[1]) == open_cost
-    assert UNPAID not in flat(sdp.plan(
-        sdp.ItemDP(1.0), sdp.PoissonItems(10), STATS, steps=2, noise_multiplier=2.0, delta=DELTA
-    ).statement())  # fmt: skip
+    options = {"steps": 2, "noise_multiplier": 2.0, "delta": DELTA}
+    items = sdp.plan(sdp.ItemDP(1.0), sdp.PoissonItems(10), STATS, **options)
+    assert UNPAID not in flat(items.statement())
 
 
 def test_an_optimizer_without_a_plan_says_where_its_elements_come_from():
@@ -156,6 +182,8 @@ def test_what_another_run_spent_includes_the_fit_of_its_elements():
     text = flat(optimizer_statement(Now(), others=[(plan, STEPS)]))
     total = rounded_up(plan.guarantee("element").epsilon(STEPS, DELTA, PAID.element_event))
     assert f"spent epsilon {total} at delta = 1e-05 per element, together with the fit" in text
+    unknown = flat(optimizer_statement(Now(), others=[(make("Old topics."), STEPS)]))
+    assert f"(NOT counted: {UNPAID})" in unknown.split("BESIDE THIS")[1]
     text = flat(optimizer_statement(Now(), others=[(Now.plan, STEPS)]))
     assert f"spent epsilon {rounded_up(plan.epsilon())} at" in text
     assert "together with the fit" not in text

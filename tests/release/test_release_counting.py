@@ -123,6 +123,12 @@ def test_bad_blocks_are_refused(block, error):
         as_blocks(block, 3)
 
 
+def test_numbers_that_fill_64_bits_are_counted_and_floats_are_no_ids():
+    assert release.count_elements([0, 1], [7, 2**63]).elements.tolist() == [7, 2**63]
+    with pytest.raises(TypeError, match="whole numbers"):
+        release.count_elements([0, 1], [7, 2.5])
+
+
 def test_numbers_of_elements_with_gaps_are_refused_before_memory_is():
     with pytest.raises(ValueError, match="without gaps"):
         release.histogram(np.ones((2, 2)), radius=1.0, noise_multiplier=1.0, block=[0, 10**11])

@@ -60,3 +60,10 @@ def test_an_epsilon_below_the_thresholds_share_is_named():
     counts = release.count_elements([0, 1], ["a", "a"])
     with pytest.raises(ValueError, match="threshold alone"):
         release.discover_elements(counts, epsilon=0.05, delta=0.9)
+
+
+def test_a_number_that_is_not_released_leaves_no_trace_in_the_type():
+    for extra in (8, 2**63, 2**64, -(2**70)):
+        counts = release.count_elements([*range(300), 5], [7] * 300 + [extra])
+        found = release.discover_elements(counts, epsilon=1.0, delta=1e-9)
+        assert found.names.tolist() == [7] and found.names.dtype == np.int64

@@ -43,6 +43,13 @@ REPLACE_ITEM = "replacing the contents of one item, in place"
 REPLACE_ELEMENT = "replacing, adding or removing one element of one subject, with all of its items"
 
 
+def within_silos(adjacency: str, most: int | None, silos: int) -> str:
+    """An adjacency where the steps of at most `most` silos compose: no more of them may change."""
+    if adjacency != CHANGE_ANYTHING or most is None or most >= silos:
+        return adjacency
+    return f"{CHANGE_ANYTHING} of at most {most} of the {silos} silos"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingFacts:
     """The public constants of a plan that a guarantee depends on.

@@ -18,6 +18,7 @@ from typing import Any
 
 import dp_accounting
 
+from tf_subjectdp import accounting
 from tf_subjectdp.accounting import event_json
 
 _KEYS = ("provenance", "event", "element_event")
@@ -51,6 +52,9 @@ class ElementSource:
                 "one of event and element_event is missing: elements that cost something cost "
                 "subjects and elements; give both, or neither."
             )
+        for name, event in zip(_KEYS[1:], events, strict=True):
+            if event is not None:
+                _check_accounted(name, event)
 
     def cost(self, unit: str) -> dp_accounting.DpEvent | None:
         """The event of the fit for a "subject", an "element" or an "item"; None for no cost."""
@@ -90,13 +94,26 @@ def source_of(elements: Any) -> ElementSource | str | None:
             "where the elements come from, or None."
         )
     events = [getattr(elements, name, None) for name in _KEYS[1:]]
-    if all(isinstance(event, dp_accounting.DpEvent) for event in events):
-        nothing = all(event == dp_accounting.ComposedDpEvent(()) for event in events)
-        return ElementSource(provenance) if nothing else ElementSource(provenance, *events)
-    from tf_subjectdp.elements.base import Elements
+    if all(event is None for event in events):
+        # Of what says neither what it cost nor that it cost nothing, nobody knows.
+        free = getattr(type(elements), "costs_nothing", False) is True
+        return ElementSource(provenance) if free else provenance
+    nothing = all(event == dp_accounting.ComposedDpEvent(()) for event in events)
+    return ElementSource(provenance) if nothing else ElementSource(provenance, *events)
 
-    # Without events it is a public map, which is what `Elements` are; of other objects nobody knows.
-    return ElementSource(provenance) if isinstance(elements, Elements) else provenance
+
+def _check_accounted(name: str, event: dp_accounting.DpEvent) -> None:
+    """Refuses here what would leave the statement without its total."""
+    try:
+        hash(event)
+    except TypeError:
+        raise TypeError(f"{name}={event!r} holds a list; make events of tuples.") from None
+    try:
+        accounting.epsilon(event, delta=1e-5)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name}={event!r} cannot be composed with a training's: {error}"
+        ) from None
 
 
 def _from_config(config: Mapping[str, Any]) -> ElementSource:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tf_subjectdp.accounting.paper_rules import paper_rounds
 from tf_subjectdp.algorithms import check_noise_multiplier
+from tf_subjectdp.algorithms.base import within_silos
 from tf_subjectdp.algorithms.part_clipping import changes_against_a1
 from tf_subjectdp.cli import inputs
 from tf_subjectdp.cli.arguments import UsageError
@@ -186,9 +187,12 @@ def _result(
     engine = question.engine_of(guarantee)
     if question.composes:
         engine = question.composed_engine(sigma if sigma > 0.0 else 1.0)
+    adjacency = guarantee.adjacency
+    if question.composes:
+        adjacency = within_silos(adjacency, question.most_silos, len(question.holders))
     rows += [
         ("delta", f"{question.delta:g}"),
-        ("protects", f"one {question.unit}: {guarantee.adjacency}"),
+        ("protects", f"one {question.unit}: {adjacency}"),
         ("algorithm", question.display),
     ]
     if command != "noise":
@@ -203,7 +207,7 @@ def _result(
     data = {
         "command": command,
         **question.data(),
-        "adjacency": guarantee.adjacency,
+        "adjacency": adjacency,
         "event": reason,
         "engine": engine,
     }

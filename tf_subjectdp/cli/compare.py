@@ -266,8 +266,9 @@ def _remarks(
     if most is not None:
         remarks.append(
             f"A subject is in at most {most} of {len(first.calibrated.holders)} silos, whose steps "
-            "compose, as they do for an element; one item is in one. The adversary sees every silo's "
-            "updates."
+            "compose, as they do for an element; one item is in one. Where something is replaced, all "
+            f"silos with data of the subject, before and after, are among the same {most}. The adversary "
+            "sees every silo's updates."
         )
         if isinstance(stats, SiloStats) and stats.cap is not None:
             remarks.append(f"Every silo keeps at most {stats.cap} items of a subject.")

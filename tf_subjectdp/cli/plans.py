@@ -63,7 +63,7 @@ def plan(arguments: argparse.Namespace) -> Result:
             file.write("\n")
     told = inputs.read_from_data(stats)
     config = jsonable(made.get_config())
-    config["epsilon"] = _epsilon(made)
+    config["epsilon"] = _epsilon(made)  # no elements that were paid for are made here
     if told:
         config["read_from_data"] = told
     text = str(made)
@@ -106,6 +106,7 @@ def statement(arguments: argparse.Namespace) -> Result:
         "steps_taken": steps,
         "steps_planned": made.steps,
         "epsilon": made.epsilon(delta, steps=steps),
+        "epsilon_with_fit_of_elements": made.total_epsilon(delta, steps=steps),
         "noise_multiplier": made.noise_multiplier,
     }
     if source:

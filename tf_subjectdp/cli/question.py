@@ -299,6 +299,8 @@ class Question:
                 "silos_per_subject": self.most_silos,
                 "view": self.view,
             }
+            if self.composes:
+                found["accounted_view"] = self.composed_view
         if self.elements is not None:
             found["elements_per_subject"] = self.elements
         if self.items_per_element is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 
 class Elements(abc.ABC):
-    """A public map from one datum to the element it belongs to."""
+    """A public map from one datum to the element it belongs to.
+
+    A class whose making costs privacy has `event` and `element_event`, as `KMeansElements` has. One with
+    neither is free only if it says so by `costs_nothing`; else statements list its cost as unknown.
+    """
+
+    #: Whether every map of this class is public: fixed before the private data were seen.
+    costs_nothing: ClassVar[bool] = False
 
     @abc.abstractmethod
     def element_ids(self, values: Any) -> np.ndarray:

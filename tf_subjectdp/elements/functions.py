@@ -35,6 +35,8 @@ class FunctionElements(Elements):
       TypeError: `function` that is no function, or a name that is no text.
     """
 
+    costs_nothing = True
+
     def __init__(self, function: Callable[[Any], Any], name: str | None = None):
         if not callable(function):
             raise TypeError(f"function is {function!r}: pass a function from a value to its label")

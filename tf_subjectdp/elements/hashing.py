@@ -39,6 +39,8 @@ class HashElements(TensorElements):
       TypeError, ValueError: an argument of another type or out of its range.
     """
 
+    costs_nothing = True
+
     def __init__(self, n_elements: int, salt: str = ""):
         self.n_elements = _checks.whole("n_elements", n_elements)
         if not isinstance(salt, str):

@@ -315,7 +315,10 @@ class FederatedPlan:
     def _epsilons(self) -> list[tuple[str, str]]:
         if len(self.units) == 1:
             return [("epsilon", rounded_up(self.epsilon()))]
-        return [(f"epsilon per {unit}", self._figure(unit)) for unit in self.units]
+        rows = [(f"epsilon per {unit}", self._figure(unit)) for unit in self.units]
+        if self.algorithm.event_before(self.unit) is not None:
+            rows.append(("fit of the elements", "on top of these, see statement()"))
+        return rows
 
     def _figure(self, unit: str) -> str:
         try:

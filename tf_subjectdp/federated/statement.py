@@ -5,7 +5,7 @@ Knows the plan and what was spent; pure text.
 """
 
 from tf_subjectdp import accounting
-from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT
+from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, within_silos
 from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import FederatedPlan, Spent
 from tf_subjectdp.plans import guarantee_of, rounded_up
@@ -92,7 +92,8 @@ def _promise(plan: FederatedPlan, unit: str, delta: float, spent: Spent | None) 
     if plan.algorithm is None:
         return f"Per subject: epsilon = {epsilon}."
     guarantee = guarantee_of(plan.algorithm, plan.facts[0], 1.0, unit)
-    text = f"Per {unit}: epsilon = {epsilon} at delta = {delta:g}, for {guarantee.adjacency}, "
+    adjacency = within_silos(guarantee.adjacency, plan.silos_per_subject, plan.n_silos)
+    text = f"Per {unit}: epsilon = {epsilon} at delta = {delta:g}, for {adjacency}, "
     if unit == "item":
         text += "in the one silo that holds it (one that moves to another silo is two changes)."
     else:
@@ -135,7 +136,8 @@ def _total(plan: FederatedPlan, delta: float, spent: Spent | None) -> list[str]:
         return []
     return [
         "In all, together with the fit of the elements on the private data: "
-        f"{', '.join(figures)} at delta = {delta:g}, by basic composition (each epsilon at half of "
+        f"{', '.join(figures)} at delta = {delta:g}, for the elements of the map that the fit released, "
+        "by basic composition (each epsilon at half of "
         "delta, added up)."
     ]
 

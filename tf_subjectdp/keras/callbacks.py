@@ -48,10 +48,12 @@ def steps_within(epsilon_of: Callable[[int], float], budget: float, most: int) -
 class PrivacyBudget(tf.keras.callbacks.Callback):
     """Stops training before the next step would overspend a budget smaller than the plan's.
 
+    What elements fitted on the private data cost is part of it (`Plan.total_epsilon`).
+
     Args:
       epsilon: the budget, above 0.
       delta: the delta at which it is meant; None takes the plan's.
-      unit: "subject" or "item"; None takes the plan's.
+      unit: "subject", "element" or "item"; None takes the plan's.
     """
 
     def __init__(self, epsilon: float, *, delta: float | None = None, unit: str | None = None):
@@ -68,7 +70,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         plan = _plan_of(self)
         self._allowed = steps_within(
-            lambda steps: plan.epsilon(self.delta, unit=self.unit, steps=steps),
+            lambda steps: plan.total_epsilon(self.delta, unit=self.unit, steps=steps),
             self.epsilon,
             plan.steps,
         )
@@ -115,7 +117,7 @@ class PrivacyScalars(tf.keras.callbacks.Callback):
         delta = plan.delta or 1.0 / (10.0 * plan.stats.n_subjects)
         stride = -(-plan.steps // EPSILON_POINTS)
         points = [min(stride * (n + 1), plan.steps) for n in range(EPSILON_POINTS)]
-        values = [plan.epsilon(delta, steps=steps) for steps in points]
+        values = [plan.total_epsilon(delta, steps=steps) for steps in points]
         # Rounded up to float32, which the progress bar shows.
         self.model._trackers.set_epsilons(stride, [value * (1.0 + 1e-6) for value in values])
         if self.log_dir is not None:

@@ -31,7 +31,10 @@ def check_budget(dataset: tf.data.Dataset, optimizer: DPOptimizer, kwargs: dict[
     per_epoch = kwargs.get("steps_per_epoch")
     if per_epoch is None or batches.whole("steps_per_epoch", per_epoch, 1) == available:
         # Keras starts the dataset anew at each epoch.
-        requested = passes * available
+        # Of shuffled epochs, one that a pass before the last leaves unfinished counts whole.
+        requested = (
+            max(passes - 1, 0) * optimizer._whole_epochs(available) + min(passes, 1) * available
+        )
     else:
         requested = min(passes * int(per_epoch), available)
     planned, left = optimizer.plan.steps, optimizer.steps_left

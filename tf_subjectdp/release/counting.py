@@ -91,6 +91,10 @@ def count_elements(subject_id: Any, element_id: Any, *, vocabulary: Any = None) 
 def _codes(name: str, values: Any) -> tuple[np.ndarray, np.ndarray]:
     """(codes [n], names ascending) with names[codes] == values."""
     array = np.asarray(values)
+    listed = isinstance(values, (list, tuple)) and len(values) > 0
+    if array.dtype.kind == "f" and listed and type(values[0]) is int:
+        # Whole numbers below 0 or 2^63 and above have no common type of NumPy's.
+        array = np.array(values, object)
     if array.ndim != 1 or not array.size:
         raise ValueError(
             f"{name} must be a list with one id a row and at least one row, got shape "

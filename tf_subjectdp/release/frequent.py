@@ -322,8 +322,14 @@ def discover_elements(
 
 
 def _released_names(names: np.ndarray) -> np.ndarray:
-    """Text as objects: the type of a text array (<U25) tells the longest name MET, released or not."""
-    return names.astype(object) if names.dtype.kind in "US" else names
+    """As objects: the type of an array (<U25, or objects for numbers above 63 bits) tells of names that
+    were MET, released or not. Integers that all fit are int64."""
+    listed = names.tolist()
+    if listed and all(isinstance(name, int) and -(2**63) <= name < 2**63 for name in listed):
+        return np.array(listed, np.int64)
+    made = np.empty(len(listed), object)
+    made[:] = listed
+    return made
 
 
 def _inside(name: str, value: Any, upper: float) -> float:

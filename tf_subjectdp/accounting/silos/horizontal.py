@@ -60,7 +60,9 @@ class HorizontalPlan:
 
     Attributes:
       silos: `Silo`s, or tuples (event, steps_per_round, rounds).
-      silos_per_subject: m, a promise that nobody is in more than m silos; None for every silo.
+      silos_per_subject: m, a promise that nobody is in more than m silos; None for every silo. Where
+        an event is about replacing, all silos with data of the subject, in both of two neighbouring data
+        sets, are among the same m: data that move to other silos would touch 2 m.
       view: "updates" (the server sees each silo's update), "average" (only the weighted sum of the
         silos' updates is seen) or "final_model".
       known_noise: silos (indices or names) whose own noise the adversary knows, so that it does not

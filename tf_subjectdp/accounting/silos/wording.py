@@ -33,7 +33,10 @@ def describe_plan(plan: HorizontalPlan, refusal: str | None, choices: np.ndarray
     if most is None or most >= len(plan.silos):
         lines.append("Assumed: a subject may be in every silo.")
     else:
-        lines.append(f"Assumed: nobody is in more than {most} of {len(plan.silos)} silos.")
+        lines.append(
+            f"Assumed: nobody is in more than {most} of {len(plan.silos)} silos; where an event is about "
+            f"replacing, all silos with data of the subject, before and after, are among the same {most}."
+        )
     if plan.known_noise:
         lines.append(f"The adversary knows the noise of silos {list(plan.known_noise)}.")
     lines.extend(_proof(plan, refusal))
