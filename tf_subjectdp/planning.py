@@ -13,7 +13,8 @@ import numpy as np
 from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import Algorithm, SamplingFacts, check_noise_multiplier
 from tf_subjectdp.algorithms.base import check_cap
-from tf_subjectdp.plans import Plan, check_delta, check_unit, guarantee_of, length_in_steps
+from tf_subjectdp.plan_length import length_in_steps
+from tf_subjectdp.plans import Plan, check_delta, check_unit, guarantee_of
 from tf_subjectdp.sampling import (
     FixedSize,
     PoissonElements,

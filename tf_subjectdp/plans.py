@@ -24,6 +24,7 @@ from tf_subjectdp.algorithms import (
     SamplingFacts,
     algorithm_from_config,
 )
+from tf_subjectdp.plan_length import check_steps, length_in_steps
 from tf_subjectdp.sampling import (
     Sampler,
     SubjectStats,
@@ -31,9 +32,6 @@ from tf_subjectdp.sampling import (
 )
 
 UNITS = ("subject", "element", "item")
-
-# Above this a float64 no longer tells whole numbers apart.
-_MOST_STEPS = 2**53
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,7 +141,15 @@ class Plan:
     def total_epsilon(
         self, delta: float | None = None, *, unit: str | None = None, steps: int | None = None
     ) -> float:
-        """As `epsilon`, with what was released of the data before: elements that were paid for."""
+        """As `epsilon`, with what was released of the data before: elements that were paid for.
+
+        ValueError where elements are the user's word alone, so that their cost is not known.
+        """
+        if self.algorithm.unpaid():
+            raise ValueError(
+                "the cost of these elements is not known, so there is no total, only epsilon(), of the "
+                "training alone; pass ElementDP(elements=) the object that made them."
+            )
         before = self.algorithm.event_before(self.unit if unit is None else unit)
         return self._spent(delta, unit, steps, before)
 
@@ -151,7 +157,7 @@ class Plan:
         delta = self.delta if delta is None else delta
         if delta is None:
             raise ValueError("this plan has no delta; say epsilon(delta=...), e.g. 1e-5.")
-        steps = self.steps if steps is None else _check_steps(steps)
+        steps = self.steps if steps is None else check_steps(steps)
         guarantee = self.guarantee(self.unit if unit is None else unit)
         return _epsilon(guarantee, steps, check_delta(delta), before)
 
@@ -291,23 +297,6 @@ class Plan:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def length_in_steps(epochs, steps, steps_per_epoch: int) -> int:
-    if (epochs is None) == (steps is None):
-        raise ValueError("give exactly one of epochs= and steps=.")
-    name, value = ("steps", steps) if epochs is None else ("epochs", epochs)
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"{name}={value!r} must be a number.")
-    value = value.item() if isinstance(value, np.generic) else value
-    # Compared, never made a float: a whole number of 400 digits has none.
-    if not 0 < value < math.inf or (epochs is None and value != int(value)):
-        kind = "a whole number of at least 1" if epochs is None else "above 0"
-        raise ValueError(f"{name}={value} must be {kind}.")
-    # An epoch has a step at least, so this also keeps the product below in range.
-    if value > _MOST_STEPS or (epochs is not None and value * steps_per_epoch > _MOST_STEPS):
-        raise ValueError(f"{name}={value} is too long: a plan has at most {_MOST_STEPS} steps.")
-    return int(value) if epochs is None else max(1, math.ceil(value * steps_per_epoch - 1e-9))
-
-
 def check_unit(unit: str) -> None:
     if not isinstance(unit, str) or unit not in UNITS:
         raise ValueError(f"unit={unit!r} is unknown; use one of {UNITS}.")
@@ -320,16 +309,6 @@ def check_delta(delta: float) -> float:
     if not 0.0 < delta < 1.0:
         raise ValueError(f"delta={delta} must lie strictly between 0 and 1, e.g. delta=1e-5.")
     return float(delta)
-
-
-def _check_steps(steps: int) -> int:
-    if isinstance(steps, bool) or not isinstance(steps, (int, float, np.integer, np.floating)):
-        raise TypeError(f"steps={steps!r} must be a whole number.")
-    if not 0 <= steps <= _MOST_STEPS or steps != int(steps):
-        raise ValueError(
-            f"steps={steps} must be a whole number of at least 0 and at most {_MOST_STEPS}."
-        )
-    return int(steps)
 
 
 def rounded_up(epsilon: float) -> str:

@@ -4,10 +4,12 @@
 Knows the plan and the optimizer's step count; pure text, nothing is drawn or trained here.
 """
 
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import Algorithm, Guarantee
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT
 from tf_subjectdp.plans import Plan, check_delta, rounded_up
@@ -58,6 +60,11 @@ def privacy_statement(
         paragraphs.append(
             "NOT PRIVATE: the noise multiplier is 0. Nothing below protects anybody; epsilon is "
             "infinite."
+        )
+    if fit_is_not_private(plan.algorithm):
+        paragraphs.append(
+            "NOT PRIVATE: the elements were fitted on the private data without noise, or with noise from "
+            "a seed. The figures of the training alone protect nobody from that."
         )
     if seeded_steps:
         paragraphs.append(
@@ -120,7 +127,9 @@ def _earlier_sentence(plan: Plan | None, steps: int, delta: float | None) -> str
     else:
         delta = _delta(plan, delta)
         before = plan.algorithm.event_before(plan.unit)
-        epsilon = plan.total_epsilon(delta, steps=steps)
+        epsilon = plan.epsilon(delta, steps=steps)
+        if before is not None:
+            epsilon = plan.total_epsilon(delta, steps=steps)
         spent = (
             f"in another run ({type(plan.algorithm).__name__}, noise multiplier "
             f"{plan.noise_multiplier:.6g}), which spent epsilon "
@@ -200,6 +209,12 @@ def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
     )
 
 
+def fit_is_not_private(algorithm: Algorithm) -> bool:
+    """Whether what an algorithm takes as given was made of the data at an infinite cost."""
+    before = algorithm.event_before(algorithm.default_unit)
+    return before is not None and math.isinf(accounting.epsilon(before, delta=0.5))
+
+
 def _total(plan: Plan, steps: int, delta: float) -> list[str]:
     """What the training and an earlier release of the same data (elements that were paid for) cost."""
     figures = []
@@ -217,7 +232,7 @@ def _total(plan: Plan, steps: int, delta: float) -> list[str]:
         return []
     return [
         f"In all, together with the fit of the elements on the private data: {', '.join(figures)} at "
-        f"delta = {delta:g}, composed exactly, for the elements of the map that the fit released."
+        f"delta = {delta:g}, composed exactly. An element is a cluster of the map that the fit released."
     ]
 
 

@@ -140,7 +140,10 @@ def test_noise_is_the_plans(capsys, algorithm, sampler):
     found = answer(capsys, words)
     expected = planned(algorithm, sampler, steps=40, epsilon=2.0)
     assert found["noise_multiplier"] == expected.noise_multiplier
-    assert "epsilon_against_A1" not in found
+    assert found["adversary"] == "A0"
+    words = f"epsilon --algorithm {algorithm} {sampler} {DATA} --steps 40 --delta {DELTA}"
+    asked = answer(capsys, f"{words} --noise {found['noise_multiplier']}")
+    assert found["epsilon_against_A1"] == asked["epsilon_against_A1"]
 
 
 def test_rounds_are_the_largest_within_the_budget(capsys):
@@ -233,3 +236,17 @@ def test_help_says_what_the_noise_counts(capsys, command):
     text = said(capsys, f"{command} --help")
     assert "noise standard deviation / (2 x clip norm)" in text
     assert "arXiv:2212.05796" in text and "--keep-probability" in text
+
+
+def test_a_budget_says_against_whom_it_is_kept(capsys):
+    words = "--algorithm mixedclipping --parts 4 --q 0.01 --items-per-subject 10 --delta 1e-5"
+    for command in ("noise --epsilon 4 --steps 50", "rounds --epsilon 4 --noise 3"):
+        assert main([*f"{command} {words}".split(), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        run = (
+            f"epsilon {words} --noise {found['noise_multiplier']} --steps {found.get('steps', 50)}"
+        )
+        assert main([*run.split(), "--json"]) == 0
+        asked = json.loads(capsys.readouterr().out)
+        assert found["adversary"] == "A0" and found["epsilon_against_A1"] > 4.0
+        assert found["epsilon_against_A1"] == pytest.approx(asked["epsilon_against_A1"], rel=1e-4)

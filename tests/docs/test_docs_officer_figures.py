@@ -52,9 +52,11 @@ def test_the_figures_of_whole_batches_and_parts(capsys):
         "With Poisson sampling 2.574 (A0) and 6.068 (A1); shuffled 6.031 against both,"
     )
     of_parts = printed(
-        "Four parts, Poisson-sampled: 2.858 (A0) and 7.111 (A1), and a noise of 11.94 for epsilon 4."
+        "Four parts, Poisson-sampled: 2.858 (A0) and 7.111 (A1), and a noise of 11.94 for "
+        "epsilon 4 against A0, which is 10.161 against A1."
     )
     assert both[0] == pytest.approx((a0, a1), rel=1e-3)
     assert both[1] == pytest.approx((same, same), rel=1e-3)
-    assert (*both[2], noise["noise_multiplier"]) == pytest.approx(tuple(of_parts), rel=1e-3)
+    of_noise = (noise["noise_multiplier"], noise["epsilon_against_A1"])
+    assert (*both[2], *of_noise) == pytest.approx(tuple(of_parts), rel=1e-3)
     assert parts["parts"] == 4

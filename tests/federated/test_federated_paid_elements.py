@@ -62,7 +62,10 @@ def test_the_total_is_each_epsilon_at_half_of_delta_added_up():
                 for unit, event in fit.items()
             }
             assert totals(text) == wanted
-            assert "by basic composition (each epsilon at half of delta, added up)" in flat(text)
+            assert (
+                "by basic composition (each epsilon at half of delta, added up: an upper bound"
+                in flat(text)
+            )
     assert flat(plan.statement()).count("It is of the rounds alone: the fit") == 2
     assert PAID.provenance in flat(plan.statement()) and UNPAID not in flat(plan.statement())
     assert plan.epsilon() == make(HashElements(3)).epsilon()

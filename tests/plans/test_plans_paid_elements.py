@@ -76,7 +76,7 @@ def test_the_total_is_that_of_all_gaussians_together():
             fit = accounting.epsilon(plan.algorithm.event_before(unit), delta=DELTA / 2)
             assert found[unit] < plan.epsilon(DELTA / 2, unit=unit, steps=steps) + fit - 0.1
     text = flat(plan.statement())
-    assert "composed exactly, for the elements of the map that the fit released." in text
+    assert "composed exactly. An element is a cluster of the map that the fit released." in text
     assert (
         text.count("It is of the training alone: the fit of the elements, below, is on top.") == 3
     )
@@ -111,10 +111,15 @@ def test_the_plans_epsilon_and_noise_are_the_trainings_alone():
     assert public.total_epsilon() == public.epsilon() < plan.total_epsilon()
     assert "with the fit" in str(plan) and rounded_up(plan.total_epsilon()) in str(plan)
     assert "with the fit" not in str(public)
+    for unknown in (None, "Our own topics."):
+        with pytest.raises(ValueError, match="cost of these elements is not known"):
+            make(unknown).total_epsilon()
+        budget = sdp.PrivacyBudget(make(unknown).epsilon(steps=3) * 1.0001)
+        assert spent_by(budget, make(unknown)) == 3
 
 
-def test_a_budget_counts_the_fit(monkeypatch):
-    plan = make(steps=40, sampling=sdp.PoissonElements(30))
+def spent_by(budget, plan):
+    """The steps of a plan that a budget allows."""
 
     class Optimizer:
         steps_at_new_pass = steps_taken = 0
@@ -123,17 +128,19 @@ def test_a_budget_counts_the_fit(monkeypatch):
         optimizer, steps_per_execution = Optimizer(), 1
 
     Optimizer.plan = plan
-    allowed = {}
+    budget.set_model(Model())
+    budget.on_train_begin()
+    return budget._allowed
+
+
+def test_a_budget_counts_the_fit():
+    plan = make(steps=40, sampling=sdp.PoissonElements(30))
     for unit in ("element", "subject", "item"):
         budget = sdp.PrivacyBudget(plan.total_epsilon(unit=unit, steps=9) * 1.0001, unit=unit)
-        budget.set_model(Model())
-        budget.on_train_begin()
-        allowed[unit] = budget._allowed
-    assert allowed == {"element": 9, "subject": 9, "item": 9}
-    spent = sdp.PrivacyBudget(accounting.epsilon(PAID.element_event, delta=DELTA) * 0.999)
-    spent.set_model(Model())
-    with pytest.raises(ValueError, match="not one more call"):
-        spent.on_train_begin()
+        assert spent_by(budget, plan) == 9
+    fit = accounting.epsilon(PAID.element_event, delta=DELTA)
+    with pytest.raises(ValueError, match=f"fit of the elements alone has spent {rounded_up(fit)}"):
+        spent_by(sdp.PrivacyBudget(fit * 0.999), plan)
 
 
 def test_a_plan_from_a_config_states_the_same_total():
@@ -148,6 +155,8 @@ def test_elements_that_were_not_made_privately_leave_no_promise(options):
     text = make(fitted(**options)).statement()
     assert totals(text) == {"element": np.inf, "subject": np.inf, "item": np.inf}
     assert "= infinite" in text and "NOT PRIVATE: the elements are 3 k-means" in flat(text)
+    assert "NOT PRIVATE" in flat(text).split("Per element")[0]
+    assert "NOT PRIVATE" not in make().statement()
 
 
 @pytest.mark.parametrize(

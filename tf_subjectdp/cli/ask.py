@@ -98,7 +98,22 @@ def noise(arguments: argparse.Namespace) -> Result:
     ]
     result = _result("noise", question, sigma, lengths, rows, word=_turns(arguments))
     result.data |= {"noise_multiplier": sigma, "epsilon": arguments.epsilon}
+    if question.algorithm in CLIP_PARTS:
+        _of_a0(result, question, sigma, lengths)
     return result
+
+
+def _of_a0(
+    result: Result, question: Question, sigma: float, lengths: list[tuple[int, int]]
+) -> None:
+    """Says against whom the budget of clipped parts is kept, and what the other adversary makes of it."""
+    value = question.epsilon_against_a1(sigma, lengths)
+    result.data |= {"adversary": "A0", "epsilon_against_A1": value}
+    other = "no figure is given" if value is None else f"it is {rounded_up(value)}"
+    result.remarks.append(
+        "The budget is kept against the usual adversary (A0), who does not know the batches; against A1, "
+        f"who also knows in which batch and part each item was, {other}."
+    )
 
 
 def rounds(arguments: argparse.Namespace) -> Result:
@@ -125,6 +140,8 @@ def rounds(arguments: argparse.Namespace) -> Result:
         "noise_multiplier": sigma,
         **data,
     }
+    if question.algorithm in CLIP_PARTS and value:
+        _of_a0(result, question, sigma, turns(steps, value, one_run))
     spent = question.epsilon(sigma, turns(steps, value, one_run)) if value else 0.0
     result.rows.insert(1, ("which spend", f"epsilon {rounded_up(spent)}"))
     result.data["epsilon"] = spent

@@ -106,7 +106,9 @@ def statement(arguments: argparse.Namespace) -> Result:
         "steps_taken": steps,
         "steps_planned": made.steps,
         "epsilon": made.epsilon(delta, steps=steps),
-        "epsilon_with_fit_of_elements": made.total_epsilon(delta, steps=steps),
+        "epsilon_with_fit_of_elements": (
+            None if made.algorithm.unpaid() else made.total_epsilon(delta, steps=steps)
+        ),
         "noise_multiplier": made.noise_multiplier,
     }
     if source:

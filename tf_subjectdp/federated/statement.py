@@ -9,7 +9,7 @@ from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, within_silos
 from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import FederatedPlan, Spent
 from tf_subjectdp.plans import guarantee_of, rounded_up
-from tf_subjectdp.statement import layout, not_covered
+from tf_subjectdp.statement import fit_is_not_private, layout, not_covered
 
 _VIEWS = {
     ("silo", "updates"): (
@@ -60,6 +60,11 @@ def federated_statement(
         paragraphs.append(
             "NOT PRIVATE: there is no noise, or none in one of the silos; whoever is in such a silo "
             "that took part is not protected, and the figure below is infinite."
+        )
+    if plan.algorithm is not None and fit_is_not_private(plan.algorithm):
+        paragraphs.append(
+            "NOT PRIVATE: the elements were fitted on the private data without noise, or with noise from "
+            "a seed. The figures of the rounds alone protect nobody from that."
         )
     paragraphs += [_promise(plan, unit, delta, spent) for unit in plan.units]
     if plan.algorithm is not None:
@@ -136,9 +141,10 @@ def _total(plan: FederatedPlan, delta: float, spent: Spent | None) -> list[str]:
         return []
     return [
         "In all, together with the fit of the elements on the private data: "
-        f"{', '.join(figures)} at delta = {delta:g}, for the elements of the map that the fit released, "
-        "by basic composition (each epsilon at half of "
-        "delta, added up)."
+        f"{', '.join(figures)} at delta = {delta:g}, by basic composition (each epsilon at half of "
+        "delta, added up: an upper bound, exact composition would be smaller). An element is a cluster "
+        "of the map that the fit released. Whoever ran the fit saw the rows that it was made of, and is "
+        "not among those that the promise is against."
     ]
 
 
