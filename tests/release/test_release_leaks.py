@@ -40,8 +40,10 @@ def test_a_vocabulary_of_another_kind_is_refused(ids, listed):
 @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.float16, bool])
 def test_repeated_pairs_of_narrow_types_are_summed(kind):
     zeros, ones = np.zeros(3000, np.int64), np.ones(3000, kind)
-    table = sparse.coo_matrix((ones, (zeros, zeros)), shape=(1, 1))
-    for counts in ((zeros, zeros, ones), table):
+    forms = [(zeros, zeros, ones)]
+    if kind is not np.float16:  # newer SciPy has no such matrices
+        forms.append(sparse.coo_matrix((ones, (zeros, zeros)), shape=(1, 1)))
+    for counts in forms:
         made = release.histogram(counts, radius=1e6, noise_multiplier=0.0, n_subjects=1, n_words=1)
         assert made.estimate.tolist() == [3000.0]
 
