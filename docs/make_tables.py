@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of privacy_officer.md anew, from the library itself.
+"""Writes the tables of privacy_officer.md and guarantees.md anew, from the library itself.
 
-python docs/make_tables.py            # rewrites the page, about a minute
-python docs/make_tables.py --check    # exit status 1 if the page differs
+python docs/make_tables.py            # rewrites the pages, about a minute
+python docs/make_tables.py --check    # exit status 1 if a page differs
 """
 
 import argparse
@@ -16,6 +16,7 @@ import tf_subjectdp as sdp
 from tf_subjectdp.accounting import study
 
 PAGE = Path(__file__).with_name("privacy_officer.md")
+GUARANTEES = Path(__file__).with_name("guarantees.md")
 
 ALGORITHMS = (
     sdp.ItemDP(1.0),
@@ -39,6 +40,7 @@ STATS = dataclasses.replace(
     elements={"n_elements": 3_000, "max_elements": 4, "max_items": 6},
 )
 ADD, REPLACE = "add or remove", "replace in place"
+NO_FIGURE = ("refused", "not stated")
 STARTS = {
     "replacing, adding or removing": (ADD, REPLACE),
     "adding or removing": (ADD,),
@@ -76,6 +78,25 @@ def matrix() -> str:
     return "\n".join(lines)
 
 
+def pairs() -> str:
+    """Algorithm x sampling: the units for which there is a figure."""
+    names = [type(sampler).__name__ for sampler in SAMPLERS]
+    lines = [f"| algorithm | {' | '.join(names)} |", "| --- " * (len(names) + 1) + "|"]
+    for algorithm in ALGORITHMS:
+        cells = []
+        for sampler in SAMPLERS:
+            found = [
+                unit
+                for unit in algorithm.units
+                if any(
+                    cell(algorithm, sampler, unit, one) not in NO_FIGURE for one in (ADD, REPLACE)
+                )
+            ]
+            cells.append(", ".join(found) or "refused")
+        lines.append(f"| {type(algorithm).__name__} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "matrix": matrix,
     "rules": study.rule_markdown,
@@ -100,12 +121,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="only compare")
     arguments = parser.parse_args()
-    before = PAGE.read_text(encoding="utf-8")
-    after = filled(before)
-    if arguments.check:
-        return int(before != after)
-    PAGE.write_text(after, encoding="utf-8")
-    return 0
+    differ = False
+    for page, tables in ((PAGE, TABLES), (GUARANTEES, {"pairs": pairs})):
+        before = page.read_text(encoding="utf-8")
+        after = filled(before, tables)
+        differ |= before != after
+        if not arguments.check:
+            page.write_text(after, encoding="utf-8")
+    return int(arguments.check and differ)
 
 
 if __name__ == "__main__":

@@ -153,6 +153,13 @@ class Plan:
         before = self.algorithm.event_before(self.unit if unit is None else unit)
         return self._spent(delta, unit, steps, before)
 
+    def known_epsilon(
+        self, delta: float | None = None, *, unit: str | None = None, steps: int | None = None
+    ) -> float:
+        """`total_epsilon` where all costs are known; else `epsilon`: the statement says what is not."""
+        figure = self.epsilon if self.algorithm.unpaid() else self.total_epsilon
+        return figure(delta, unit=unit, steps=steps)
+
     def _spent(self, delta, unit, steps, before) -> float:
         delta = self.delta if delta is None else delta
         if delta is None:

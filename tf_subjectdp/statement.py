@@ -61,11 +61,7 @@ def privacy_statement(
             "NOT PRIVATE: the noise multiplier is 0. Nothing below protects anybody; epsilon is "
             "infinite."
         )
-    if fit_is_not_private(plan.algorithm):
-        paragraphs.append(
-            "NOT PRIVATE: the elements were fitted on the private data without noise, or with noise from "
-            "a seed. The figures of the training alone protect nobody from that."
-        )
+    paragraphs += fit_not_private(plan.algorithm, "training")
     if seeded_steps:
         paragraphs.append(
             f"NOT PRIVATE: the batches of {seeded_steps} steps were drawn with a seed, which is for "
@@ -127,9 +123,7 @@ def _earlier_sentence(plan: Plan | None, steps: int, delta: float | None) -> str
     else:
         delta = _delta(plan, delta)
         before = plan.algorithm.event_before(plan.unit)
-        epsilon = plan.epsilon(delta, steps=steps)
-        if before is not None:
-            epsilon = plan.total_epsilon(delta, steps=steps)
+        epsilon = plan.known_epsilon(delta, steps=steps)
         spent = (
             f"in another run ({type(plan.algorithm).__name__}, noise multiplier "
             f"{plan.noise_multiplier:.6g}), which spent epsilon "
@@ -209,10 +203,15 @@ def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
     )
 
 
-def fit_is_not_private(algorithm: Algorithm) -> bool:
-    """Whether what an algorithm takes as given was made of the data at an infinite cost."""
+def fit_not_private(algorithm: Algorithm, alone: str) -> list[str]:
+    """Leads a statement where what the algorithm takes as given was made at an infinite cost."""
     before = algorithm.event_before(algorithm.default_unit)
-    return before is not None and math.isinf(accounting.epsilon(before, delta=0.5))
+    if before is None or math.isfinite(accounting.epsilon(before, delta=0.5)):
+        return []
+    return [
+        "NOT PRIVATE: the elements were fitted on the private data without noise, or with noise from a "
+        f"seed. The figures of the {alone} alone protect nobody from that."
+    ]
 
 
 def _total(plan: Plan, steps: int, delta: float) -> list[str]:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which algorithm goes with which sampling: refusals name what works, the page has all pairs."""
 
-import dataclasses
-import re
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -11,28 +10,18 @@ import tf_subjectdp as sdp
 from tf_subjectdp import planning
 from tf_subjectdp.algorithms import base, pairs
 
-PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
-ALGORITHMS = (
-    sdp.ItemDP(1.0),
-    sdp.GroupDP(1.0, max_items_per_subject=2),
-    sdp.HiGradAvg(1.0),
-    sdp.SubjectDP(1.0),
-    sdp.UserLDP(1.0),
-    sdp.ElementDP(1.0, max_elements=4),
-    sdp.BatchClipping(1.0),
-    sdp.MixedClipping(1.0, parts=4),
-)
-SAMPLERS = (
-    sdp.PoissonItems(100),
-    sdp.PoissonSubjects(20),
-    sdp.PoissonElements(40),
-    sdp.FixedSize(100),
-    sdp.Shuffle(100),
-)
-STATS = dataclasses.replace(
-    sdp.SubjectStats.public(n_items=1_000, n_subjects=100, max_items=12),
-    elements={"n_elements": 300, "max_elements": 4, "max_items": 6},
-)
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def _tables():
+    spec = importlib.util.spec_from_file_location("make_tables_of_pairs", DOCS / "make_tables.py")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+TABLES = _tables()
+ALGORITHMS, SAMPLERS, STATS = TABLES.ALGORITHMS, TABLES.SAMPLERS, TABLES.STATS
 
 
 def name(thing):
@@ -84,19 +73,14 @@ def test_an_algorithm_without_any_rule_is_refused_in_words():
 
 
 def test_the_pages_table_of_pairs_is_what_can_be_planned():
-    (table,) = re.findall(
-        r"<!-- table: pairs -->\n(.*?)\n<!-- end of table -->", PAGE.read_text("utf-8"), re.DOTALL
-    )
-    names = [name(sampler) for sampler in SAMPLERS]
-    lines = [f"| algorithm | {' | '.join(names)} |", "| --- " * (len(names) + 1) + "|"]
-    for algorithm in ALGORITHMS:
-        cells = [
-            ", ".join(unit for unit in algorithm.units if works(algorithm, sampler, unit))
-            or "refused"
-            for sampler in SAMPLERS
-        ]
-        lines.append(f"| {name(algorithm)} | {' | '.join(cells)} |")
-    assert table.splitlines() == lines
+    page = (DOCS / "guarantees.md").read_text("utf-8")
+    assert TABLES.filled(page, {"pairs": TABLES.pairs}) == page
+    lines = TABLES.pairs().splitlines()[2:]
+    for algorithm, line in zip(ALGORITHMS, lines, strict=True):
+        cells = line.strip("| ").split(" | ")[1:]
+        for sampler, text in zip(SAMPLERS, cells, strict=True):
+            working = [unit for unit in algorithm.units if works(algorithm, sampler, unit)]
+            assert text == (", ".join(working) or "refused")
 
 
 @pytest.mark.parametrize("algorithm", [sdp.BatchClipping(1.0), sdp.MixedClipping(1.0, parts=4)])

@@ -9,7 +9,7 @@ from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, within_silos
 from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import FederatedPlan, Spent
 from tf_subjectdp.plans import guarantee_of, rounded_up
-from tf_subjectdp.statement import fit_is_not_private, layout, not_covered
+from tf_subjectdp.statement import fit_not_private, layout, not_covered
 
 _VIEWS = {
     ("silo", "updates"): (
@@ -61,11 +61,8 @@ def federated_statement(
             "NOT PRIVATE: there is no noise, or none in one of the silos; whoever is in such a silo "
             "that took part is not protected, and the figure below is infinite."
         )
-    if plan.algorithm is not None and fit_is_not_private(plan.algorithm):
-        paragraphs.append(
-            "NOT PRIVATE: the elements were fitted on the private data without noise, or with noise from "
-            "a seed. The figures of the rounds alone protect nobody from that."
-        )
+    if plan.algorithm is not None:
+        paragraphs += fit_not_private(plan.algorithm, "rounds")
     paragraphs += [_promise(plan, unit, delta, spent) for unit in plan.units]
     if plan.algorithm is not None:
         # Not its `notes`: those are figures of one holder's run.

@@ -45,11 +45,6 @@ def steps_within(epsilon_of: Callable[[int], float], budget: float, most: int) -
     return low
 
 
-def _known_epsilon(plan: Plan) -> Callable[..., float]:
-    """The total; of the training alone where what elements cost is not known (the statement says so)."""
-    return plan.epsilon if plan.algorithm.unpaid() else plan.total_epsilon
-
-
 class PrivacyBudget(tf.keras.callbacks.Callback):
     """Stops training before the next step would overspend a budget smaller than the plan's.
 
@@ -75,7 +70,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         plan = _plan_of(self)
         self._allowed = steps_within(
-            lambda steps: _known_epsilon(plan)(self.delta, unit=self.unit, steps=steps),
+            lambda steps: plan.known_epsilon(self.delta, unit=self.unit, steps=steps),
             self.epsilon,
             plan.steps,
         )
@@ -90,7 +85,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     def _before(self, plan: Plan) -> str:
         if plan.algorithm.event_before(plan.unit) is None:
             return ""
-        fit = _known_epsilon(plan)(self.delta, unit=self.unit, steps=0)
+        fit = plan.known_epsilon(self.delta, unit=self.unit, steps=0)
         return f", of which the fit of the elements alone has spent {rounded_up(fit)}"
 
     def _per_call(self) -> int:
@@ -128,7 +123,7 @@ class PrivacyScalars(tf.keras.callbacks.Callback):
         delta = plan.delta or 1.0 / (10.0 * plan.stats.n_subjects)
         stride = -(-plan.steps // EPSILON_POINTS)
         points = [min(stride * (n + 1), plan.steps) for n in range(EPSILON_POINTS)]
-        values = [_known_epsilon(plan)(delta, steps=steps) for steps in points]
+        values = [plan.known_epsilon(delta, steps=steps) for steps in points]
         # Rounded up to float32, which the progress bar shows.
         self.model._trackers.set_epsilons(stride, [value * (1.0 + 1e-6) for value in values])
         if self.log_dir is not None:
