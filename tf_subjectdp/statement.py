@@ -33,6 +33,7 @@ def privacy_statement(
     engine: str | None = None,
     seeded_steps: int = 0,
     planned: bool = False,
+    first: Sequence[str] = (),
 ) -> str:
     """The statement for a run of a plan.
 
@@ -43,6 +44,7 @@ def privacy_statement(
       engine: how the sums were computed, for the technical lines.
       seeded_steps: how many of the steps were drawn with a seed.
       planned: whether the steps are yet to be taken: a statement of intent, not of a run.
+      first: what must be said before the figures, since they do not cover it.
 
     Returns:
       Text of several paragraphs.
@@ -55,7 +57,7 @@ def privacy_statement(
         length = f"if all {steps} planned steps are taken; nothing was trained yet"
     elif steps > plan.steps:
         length = f"{steps} steps taken, MORE than the {plan.steps} planned"
-    paragraphs = [f"PRIVACY STATEMENT ({name}, {length})"]
+    paragraphs = [f"PRIVACY STATEMENT ({name}, {length})", *first]
     if plan.noise_multiplier == 0.0:
         paragraphs.append(
             "NOT PRIVATE: the noise multiplier is 0. Nothing below protects anybody; epsilon is "
@@ -103,6 +105,7 @@ def optimizer_statement(
     delta: float | None = None,
     engine: str | None = None,
     others: Sequence[tuple[Plan | None, int]] = (),
+    first: Sequence[str] = (),
 ) -> str:
     """The statement of a `DPOptimizer`; without a plan it cannot state an epsilon.
 
@@ -111,9 +114,10 @@ def optimizer_statement(
       delta: None takes the plan's, or a tenth of 1 / subjects.
       engine: how the sums were computed, for the technical lines.
       others: (plan, steps) of everything released of the same weights under other plans.
+      first: what must be said before the figures, since they do not cover it.
     """
     earlier = layout([_earlier_sentence(plan, steps, delta) for plan, steps in others])
-    statement = _own_statement(optimizer, delta, engine)
+    statement = _own_statement(optimizer, delta, engine, first)
     return "\n\n".join(part for part in (statement, earlier) if part)
 
 
@@ -138,7 +142,9 @@ def _earlier_sentence(plan: Plan | None, steps: int, delta: float | None) -> str
     )
 
 
-def _own_statement(optimizer: Any, delta: float | None, engine: str | None) -> str:
+def _own_statement(
+    optimizer: Any, delta: float | None, engine: str | None, first: Sequence[str]
+) -> str:
     steps = optimizer.steps_taken
     if optimizer.plan is not None:
         return privacy_statement(
@@ -147,9 +153,10 @@ def _own_statement(optimizer: Any, delta: float | None, engine: str | None) -> s
             delta=delta,
             engine=engine,
             seeded_steps=optimizer.steps_drawn_with_seed,
+            first=first,
         )
     algorithm = optimizer.algorithm
-    paragraphs = [f"PRIVACY STATEMENT ({type(algorithm).__name__}, {steps} steps taken)"]
+    paragraphs = [f"PRIVACY STATEMENT ({type(algorithm).__name__}, {steps} steps taken)", *first]
     if optimizer.noise_multiplier == 0.0:
         paragraphs.append("NOT PRIVATE: the noise multiplier is 0.")
     paragraphs += [

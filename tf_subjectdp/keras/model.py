@@ -321,7 +321,9 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         engine = self._engine_choice[1] if self._engine_choice else None
         optimizer = self._optimizer()
         others = self._releases.not_counted_in(optimizer)
-        return optimizer_statement(optimizer, delta=delta, engine=engine, others=others)
+        return optimizer_statement(
+            optimizer, delta=delta, engine=engine, others=others, first=self._releases.remarks
+        )
 
     def _show_epsilon(self, callbacks: Any) -> None:
         wanted = any(isinstance(callback, PrivacyScalars) for callback in callbacks)

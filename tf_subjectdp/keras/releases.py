@@ -23,6 +23,7 @@ class Releases:
 
     def __init__(self, model: Any):
         self._steps: dict[int | None, tuple[Plan | None, int]] = {}
+        self._remarks: dict[str, None] = {}
         self._of_model = _OF_MODEL.setdefault(model, [])
         self._of_model.append(self)
 
@@ -43,24 +44,36 @@ class Releases:
             found += other._steps.values() if other is not self else []
         return [(plan, steps) for plan, steps in found if steps > 0]
 
+    def remark(self, sentence: str) -> None:
+        """Notes what every statement about these weights must say before its figures; said once."""
+        self._remarks[sentence] = None
+
+    @property
+    def remarks(self) -> list[str]:
+        """The sentences of `remark`, which no epsilon covers."""
+        return list(self._remarks)
+
     def _raise_to(self, plan: Plan | None, steps: int) -> None:
         key = _identity(plan)
         _, before = self._steps.get(key, (None, 0))
         self._steps[key] = (plan, max(steps, before))
 
-    def get_config(self) -> list[dict[str, Any]]:
+    def get_config(self) -> dict[str, Any]:
         """JSON-able; `update_from_config` is the inverse."""
-        return [
+        runs = [
             {"plan": None if plan is None else plan.get_config(), "steps": steps}
             for plan, steps in self._steps.values()
             if steps > 0
         ]
+        return {"runs": runs, "remarks": self.remarks}
 
-    def update_from_config(self, config: list[dict[str, Any]]) -> None:
+    def update_from_config(self, config: dict[str, Any]) -> None:
         """Adds what a saved model had released."""
-        for entry in config:
+        for entry in config["runs"]:
             plan = None if entry["plan"] is None else Plan.from_config(entry["plan"])
             self._raise_to(plan, int(entry["steps"]))
+        for sentence in config["remarks"]:
+            self.remark(sentence)
 
 
 def _identity(plan: Plan | None) -> int | None:

@@ -99,5 +99,5 @@ class SavesPrivacyState:
         if not isinstance(inner, tf.keras.Model):
             inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects=custom_objects)
         model = cls(inner, name=config.get("name"))
-        model._releases.update_from_config(config.get("releases") or [])
+        model._releases.update_from_config(config["releases"])
         return model
