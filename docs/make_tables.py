@@ -50,7 +50,7 @@ STARTS = {
 
 
 def cell(algorithm, sampler, unit: str, adjacency: str) -> str:
-    """The engine of the proof for one combination, or that there is none."""
+    """The proof for one combination, always by privacy loss distributions; or that there is none."""
     try:
         plan = sdp.plan(algorithm, sampler, STATS, steps=100, noise_multiplier=5.0, unit=unit)
         guarantee = plan.guarantee(unit)
@@ -58,12 +58,12 @@ def cell(algorithm, sampler, unit: str, adjacency: str) -> str:
         return "refused"
     proven = next(kinds for words, kinds in STARTS.items() if guarantee.adjacency.startswith(words))
     if adjacency in proven:
-        return guarantee.engine.upper()
+        return "PLD"
     return "refused" if adjacency == ADD else "not stated"
 
 
 def matrix() -> str:
-    """Algorithm x sampling x unit x adjacency: the engine of the proof, or "refused"."""
+    """Algorithm x sampling x unit x adjacency: how it is proven, or "refused"."""
     names = [type(sampler).__name__ for sampler in SAMPLERS]
     lines = [
         f"| algorithm | unit | neighbours | {' | '.join(names)} |",

@@ -228,7 +228,6 @@ def _calibrate(algorithm, facts, unit, steps, epsilon, delta) -> float:
             shape.times(steps),
             epsilon=epsilon,
             delta=delta,
-            engine=shape.engine,
         )
         for number in range(len(shape.events))
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_subjectdp import accounting
-from tf_subjectdp.algorithms import Algorithm, Guarantee
+from tf_subjectdp.algorithms import Algorithm
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT
 from tf_subjectdp.plans import Plan, check_delta, rounded_up
 
@@ -86,7 +86,7 @@ def privacy_statement(
         ),
         (f"Items a subject: at most {facts.max_items}. {_source(plan)}" + _step_cap(plan)),
         _noise_sentence(plan.noise_multiplier, plan.algorithm, plan.divisor),
-        _accountant_sentence(plan),
+        "Accountant: privacy loss distributions, discretised so that epsilon errs upward.",
         not_covered(
             plan.stats.k_source == "data",
             not plan.stats.sizes_public,
@@ -300,15 +300,6 @@ def _noise_sentence(noise_multiplier: float, algorithm: Algorithm, divisor: floa
         f"key that no seed fixes and the operating system's entropy goes into; then "
         f"divided by {divisor:.6g}.{changes}"
     )
-
-
-def _accountant_sentence(plan: Plan) -> str:
-    guarantee: Guarantee = plan.guarantee(plan.unit)
-    engine = {
-        "pld": "privacy loss distributions, discretised so that epsilon errs upward",
-        "rdp": "Renyi differential privacy, an upper bound (the only engine for this sampling)",
-    }[guarantee.engine]
-    return f"Accountant: {engine}."
 
 
 def _source(plan: Plan) -> str:

@@ -71,7 +71,8 @@ def test_a_bound_that_is_the_answer_itself_stays():
 
 def test_types_without_a_loss_distribution_are_not_batched():
     assert can_batch([ledger(*part) for part in UNLIKE])
-    assert not can_batch([ledger(acc.fixed_size_event(100, 5, 2.0), 3)])
+    assert can_batch([ledger(acc.fixed_size_event(100, 5, 2.0), 3)])
+    assert not can_batch([ledger(dp_accounting.dp_event.ZCDpEvent(0.1, 0.0), 3)])
     assert not can_batch([ledger(acc.nonprivate_event(), 1)])
 
 

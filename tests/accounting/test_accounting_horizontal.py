@@ -401,7 +401,7 @@ def test_grid_cumulants_are_the_renyi_divergence_and_never_below(event):
         (lambda: HorizontalPlan(UNLIKE).epsilon(1e-5, "gdp"), ValueError, "engine"),
         (lambda: HorizontalPlan(UNLIKE).worst_case(), ValueError, "exactly one"),
         (
-            lambda: HorizontalPlan([(acc.fixed_size_event(100, 5, 2.0), 3)] * 2).epsilon(1e-5),
+            lambda: HorizontalPlan([(dp_accounting.dp_event.ZCDpEvent(1.0), 3)] * 2).epsilon(1e-5),
             ValueError,
             "rdp",
         ),

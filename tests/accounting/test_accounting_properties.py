@@ -30,6 +30,8 @@ EVENTS = {
     "element": acc.element_event(0.05, 4.0),
     "revealed": acc.revealed_event([1.0, 3.0], [0.2, 0.1], 6.0),
     "replace_one": acc.replace_one_event(0.05, 1.5),
+    "fixed_size": acc.fixed_size_event(200, 10, 3.0),
+    "fixed_size of rows": acc.fixed_size_event(200, 3, 4.0, 7),
 }
 each_event = pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS.keys())
 each_engine = pytest.mark.parametrize("engine", ENGINES)

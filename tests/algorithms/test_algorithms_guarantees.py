@@ -143,7 +143,7 @@ TABLE = {
     ("HiGradAvg", "shuffle", "subject"): [one_epoch(SIGMA / (2 * math.sqrt(K)))],
     ("HiGradAvg", "poisson_items", "item"): [poisson(Q, SIGMA)],
     ("HiGradAvg", "poisson_subjects", "item"): [revealed([1.0], [P]), replaced(P, SIGMA)],
-    ("HiGradAvg", "fixed_size", "item"): [revealed([2.0], [BATCH / N])],
+    ("HiGradAvg", "fixed_size", "item"): [FixedSizeReplaceOneDpEvent(N, BATCH, SIGMA)],
     ("HiGradAvg", "shuffle", "item"): [one_epoch(SIGMA / 2)],
     ("GroupDP capped", "poisson_items", "subject"): [mixture(Q, K, CAP)],
     ("GroupDP capped", "poisson_subjects", "subject"): [poisson(P, SIGMA / CAP)],
@@ -166,11 +166,14 @@ TABLE = {
     ("SubjectDP", "shuffle", "item"): [one_epoch(SIGMA / 2)],
     ("UserLDP", "poisson_items", "subject"): [gaussian(SIGMA / 2)],
     ("UserLDP", "poisson_subjects", "subject"): [gaussian(SIGMA / 2)],
-    ("UserLDP", "fixed_size", "subject"): [gaussian(SIGMA / 2)],
+    ("UserLDP", "fixed_size", "subject"): [
+        FixedSizeReplaceOneDpEvent(N, BATCH, SIGMA, K),
+        gaussian(SIGMA / 2),
+    ],
     ("UserLDP", "shuffle", "subject"): [one_epoch(SIGMA / (2 * math.sqrt(K)))],
     ("UserLDP", "poisson_items", "item"): [poisson(Q, SIGMA / 2), gaussian(SIGMA / 2)],
     ("UserLDP", "poisson_subjects", "item"): [gaussian(SIGMA / 2)],
-    ("UserLDP", "fixed_size", "item"): [revealed([2.0], [BATCH / N])],
+    ("UserLDP", "fixed_size", "item"): [FixedSizeReplaceOneDpEvent(N, BATCH, SIGMA)],
     ("UserLDP", "shuffle", "item"): [one_epoch(SIGMA / 2)],
 }
 TABLE |= {
@@ -392,7 +395,8 @@ def test_a_subject_of_one_item_has_the_figure_of_an_item(name):
         of = facts(scheme, max_items=1)
         figures = [guarantee(name, unit, of) for unit in UNITS]
         assert same(*(normal(figure.events[0]) for figure in figures))
-        assert figures[0].engine == figures[1].engine
+        # Silos of subjects with one item compose with silos of more.
+        assert figures[0].adjacency == guarantee(name, "subject", facts(scheme)).adjacency
 
 
 def test_most_items_meet_in_the_fewest_batches_by_exhaustive_search():

@@ -255,7 +255,7 @@ def test_the_rdp_engine_answers_all_three_questions(capsys, silos):
     assert 1.99 < accounting.epsilon(event, 50 * silos, delta=DELTA, engine="rdp") <= 2
 
 
-def test_what_only_rdp_can_account_for_has_rounds_too(capsys):
+def test_batches_of_a_fixed_size_have_rounds_too(capsys):
     words = ("--unit", "item", "--sampling", "fixed-size", "--batch", 20, "--items", 1000)
     found = answer(
         capsys,
@@ -264,10 +264,21 @@ def test_what_only_rdp_can_account_for_has_rounds_too(capsys):
     )
     event = accounting.fixed_size_event(1000, 20, 4.0)
     spent = [
-        accounting.epsilon(event, rounds, delta=DELTA, engine="rdp")
+        accounting.epsilon(event, rounds, delta=DELTA)
         for rounds in (found["rounds"], found["rounds"] + 1)
     ]
     assert spent[0] <= 1 < spent[1]
+
+
+def test_userldp_with_a_fixed_size_asks_for_k(capsys):
+    words = ("userldp", "--sampling", "fixed-size", "--batch", 5, "--items", 100)
+    assert (
+        main(["epsilon", "--algorithm", *map(str, words), "--delta", "1e-5", "--noise", "3"]) == 2
+    )
+    assert "--items-per-subject K" in capsys.readouterr().err
+    one, some = (epsilon(capsys, *words, "--items-per-subject", k) for k in (1, 20))
+    event = accounting.fixed_size_event(100, 5, 3.0, 20)
+    assert one < some == accounting.epsilon(event, 40, delta=DELTA)
 
 
 def test_what_the_promise_does_not_depend_on_is_not_made_up(capsys):
@@ -406,7 +417,7 @@ def test_rounds_of_shuffled_steps_fill_their_epochs(capsys):
         assert (spent <= 4) == within
 
 
-def test_silos_of_unlike_k_take_the_engine_that_any_of_them_needs(capsys, tmp_path):
+def test_silos_of_unlike_k_compose_in_any_order(capsys, tmp_path):
     rows = [f"a{i},one" for i in range(200)] + [f"b{i % 100},two" for i in range(300)]
     found = []
     for order in (rows, rows[::-1]):

@@ -74,8 +74,6 @@ BAD = {
     ),
     "epsilon --algorithm itemdp --sampling fixed-size --batch 2.5 --items 9 --items-per-subject 2 "
     "--noise 1 --delta 1e-5 --steps 1": "whole number of items",
-    "epsilon --algorithm itemdp --unit item --sampling fixed-size --batch 2 --items 9 --noise 1 "
-    "--delta 1e-5 --steps 1 --engine pld": 'engine="rdp"',
     "epsilon --algorithm elementdp --q 0.1 --noise 1 --delta 1e-5 --steps 1": (
         "--items-per-element K is missing"
     ),

@@ -306,6 +306,24 @@ def test_a_fixed_size_composes_replacements():
     assert 4.99 < calibrated.epsilon() <= 5.0
 
 
+@pytest.mark.parametrize("algorithm", [sdp.ItemDP(1.0), sdp.HiGradAvg(1.0), sdp.SubjectDP(1.0)])
+def test_silos_of_one_item_a_person_compose_with_silos_of_more(algorithm):
+    # The fifth and sixth person have as few items as their own; the others of silo a have more.
+    counts = np.array([[3, 1], [2, 0], [4, 1], [3, 1], [1, 0], [1, 1]])
+    stats = sdp.SiloStats.from_counts(counts, ["many", "one"])
+    plan = sdp.federated.plan(
+        algorithm, sdp.FixedSize(2), stats, rounds=4, noise_multiplier=3.0, delta=DELTA
+    )
+    many, one = (algorithm.subject_guarantee(facts, 3.0).events[0] for facts in plan.facts)
+    assert isinstance(many, accounting.RevealedSensitivityDpEvent)
+    assert one == accounting.fixed_size_event(4, 2, 3.0)
+    assert plan.epsilon() == pytest.approx(composed([(many, 4), (one, 4)]), rel=2e-3)
+    # A person of one item is not amplified among others of more: their averages move as well.
+    own = plan.per_subject_epsilon(delta=DELTA).epsilon
+    assert own[4] == own[1] == pytest.approx(composed([(many, 4)]), rel=2e-3)
+    assert own[5] == own[0] == pytest.approx(plan.epsilon(), rel=2e-3)
+
+
 def test_plans_are_made_without_tensorflow():
     code = (
         "import sys, numpy as np, tf_subjectdp as sdp;"

@@ -88,12 +88,28 @@ def test_three_samplers_give_three_different_events_and_epsilons():
     assert plans[0].epsilon() == min(plan.epsilon() for plan in plans)
 
 
-def test_a_fixed_size_item_plan_chooses_the_engine_that_can_do_it():
+def test_a_fixed_size_item_plan_is_accounted_by_loss_distributions():
     plan = make(sdp.ItemDP(1.0), sdp.FixedSize(20), unit="item", noise_multiplier=2.0)
-    assert plan.guarantee("item").engine == "rdp"
-    assert "Renyi" in plan.statement()
-    with pytest.raises(ValueError, match="rdp"):
-        accounting.epsilon(plan.event, delta=DELTA, engine="pld")
+    assert plan.epsilon() == accounting.epsilon(plan.event, delta=DELTA)
+    assert plan.epsilon() < 0.95 * accounting.epsilon(plan.event, delta=DELTA, engine="rdp")
+    assert "Accountant: privacy loss distributions" in plan.statement()
+    wanted = make(
+        sdp.ItemDP(1.0), sdp.FixedSize(20), unit="item", epsilon=2.0, noise_multiplier=None
+    )
+    assert 1.999 < wanted.epsilon() <= 2.0
+
+
+def test_a_person_of_a_fixed_size_plan_of_whole_batches_is_amplified_by_their_presence():
+    plan = make(sdp.UserLDP(1.0), sdp.FixedSize(20), noise_multiplier=4.0)
+    anything = accounting.epsilon(accounting.user_ldp_event(4.0), plan.steps, delta=DELTA)
+    assert plan.epsilon() < 0.9 * anything
+    statement = " ".join(plan.statement().split())
+    assert "replacing the contents of all items of one subject, in place" in statement
+    assert (
+        f"For any change of the data, not only of one subject's items, at delta = {DELTA:g}: "
+        in (statement)
+    )
+    assert f"epsilon {math.ceil(1e3 * anything) / 1e3:.3f}" in statement
 
 
 def test_the_rate_comes_from_the_two_sizes_that_were_given():

@@ -6,9 +6,8 @@
     accounting.epsilon(event, steps=6200, delta=1e-5)
 
 NumPy, SciPy and dp_accounting only: TensorFlow is never imported. Two engines: "pld" (default;
-within 1e-3 of the true value and never below it) and "rdp" (looser, also for sampling without
-replacement). Modules of their own, loaded when first used: `fdp`, `group_privacy`, `paper_rules`,
-`study`, `utility`.
+within 1e-3 of the true value and never below it) and "rdp" (looser). Modules of their own, loaded
+when first used: `fdp`, `group_privacy`, `paper_rules`, `study`, `utility`.
 """
 
 import importlib

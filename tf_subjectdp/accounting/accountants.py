@@ -138,7 +138,8 @@ class SubjectPLDAccountant(_Saved, PLDAccountant):
     Args:
       neighboring_relation: what neighbouring data are, for dp_accounting's own events: under
         REPLACE_ONE a Gaussian of noise 1 has sensitivity 2, and a mixture of more than one sensitivity
-        is not amplified by its sampling (no smaller bound is proven). Randomized response against a
+        is not amplified by its sampling (no smaller bound is proven); a sample without replacement is
+        always for replacing, with noise relative to C, where 2 C is moved. Randomized response against a
         special record counts as a replaced answer. Events of this package state their own pair.
       relative_error: aimed at by the discretisation, in [1e-7, 0.1].
     """

@@ -55,15 +55,17 @@ class RevealedSensitivityDpEvent(dp_accounting.DpEvent):
 class FixedSizeReplaceOneDpEvent(dp_accounting.DpEvent):
     """One step with a batch drawn WITHOUT replacement, one unit's contribution REPLACED.
 
-    dp_accounting's `SampledWithoutReplacementDpEvent` takes a multiplier relative to the distance
-    that a replacement moves the sum; here the multiplier is relative to C, and the distance is 2 C.
+    Exchanging one drawn row for another moves what is noised by at most 2 C, and so does replacing
+    the unit. With more than one row of the unit, nothing in the batch may move it by more than that.
 
     Attributes:
-      population: number of units in the data.
-      batch_size: number of units in a batch.
+      population: rows of the data.
+      batch_size: rows of a batch.
       noise_multiplier: noise standard deviation divided by C.
+      rows: rows of the unit, drawn if any of them is.
     """
 
     population: int
     batch_size: int
     noise_multiplier: float
+    rows: int = 1

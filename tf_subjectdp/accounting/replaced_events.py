@@ -95,17 +95,25 @@ def replace_one_event(p: float, noise_multiplier: float) -> dp_accounting.DpEven
 
 
 def fixed_size_event(
-    population: int, batch_size: int, noise_multiplier: float
+    population: int, batch_size: int, noise_multiplier: float, rows: int = 1
 ) -> dp_accounting.DpEvent:
-    """One step with a batch drawn WITHOUT replacement, one unit REPLACED (engine "rdp" only).
+    """One step with a batch drawn WITHOUT replacement, one unit REPLACED in place.
 
-    Replacing a unit moves the sum by up to 2 C, while dp_accounting's RDP takes a multiplier
-    relative to that move; the factor two is the event's own (`FixedSizeReplaceOneDpEvent`).
+    The unit's presence amplifies (Zhu, Dong, Wang, arXiv:2106.08567, Theorem 11; both halves of the
+    profile compose, see `engine.mechanisms.FixedSize`) where two things are true of what is noised:
+    the replacement moves it by at most 2 C, and so does a batch with the unit against one that has
+    other rows in the unit's places. With one row a unit this holds for sums of clipped rows, and for
+    sums of averages of clipped rows (`HiGradAvg`: the one average changes by C, the other by C).
+    With more rows it holds where the whole batch is ONE clipped vector (`UserLDP`, `BatchClipping`).
+    It does NOT hold for sums of rows with more than one row a unit, nor for sums of clipped averages
+    (`SubjectDP`) if others have more rows: the average that another row joins may turn round as well,
+    4 C. The factor two is the event's own; its noise is relative to C.
 
     Args:
-      population: number of units in the data, >= 1 (public).
-      batch_size: number of units in a batch, 1 <= batch_size <= population.
+      population: rows of the data, >= 1 (public).
+      batch_size: rows of a batch, 1 <= batch_size <= population.
       noise_multiplier: noise standard deviation divided by C, finite, >= 0.
+      rows: rows of the unit, 1 <= rows <= population; above 1 only as said.
 
     Raises:
       ValueError, TypeError: an argument is out of its range; the message names it.
@@ -119,9 +127,10 @@ def fixed_size_event(
             f"population={population}; the sampling rate "
             f"{batch_size / population:g} would exceed 1."
         )
+    rows = _checks.integer("rows", rows, 1, population)
     if noise_multiplier == 0.0:
         return nonprivate_event()
-    return FixedSizeReplaceOneDpEvent(population, batch_size, noise_multiplier)
+    return FixedSizeReplaceOneDpEvent(population, batch_size, noise_multiplier, rows)
 
 
 def shuffled_epoch_event(

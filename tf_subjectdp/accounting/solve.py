@@ -38,7 +38,7 @@ def epsilon(
 
     Raises:
       TypeError, ValueError: an argument is out of its range, the event is unknown, or the engine
-        cannot account for it (without-replacement events need engine="rdp").
+        cannot account for it (zCDP events need engine="rdp").
     """
     delta = _checks.target_delta(delta, allow_zero=True)
     entries = ledger(event, steps)
@@ -64,7 +64,7 @@ def delta(
 
     Raises:
       TypeError, ValueError: an argument is out of its range, the event is unknown, or the engine
-        cannot account for it (without-replacement events need engine="rdp").
+        cannot account for it (zCDP events need engine="rdp").
     """
     epsilon = _checks.target_epsilon(epsilon, allow_zero=True)
     entries = ledger(event, steps)

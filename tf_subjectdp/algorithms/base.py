@@ -120,8 +120,9 @@ class SamplingFacts:
                 f"items in a batch is computed up to {_MOST_ITEMS_IN_LAW} items; bound them with "
                 "max_items_per_subject=, or use smaller batches."
             )
-        counts = np.arange(min(self.max_items, size) + 1)
-        law = stats.hypergeom(self.n_items, self.max_items, size).pmf(counts)
+        items = min(self.max_items, self.n_items)
+        counts = np.arange(min(items, size) + 1)
+        law = stats.hypergeom(self.n_items, items, size).pmf(counts)
         # SciPy's logarithms of factorials lose digits in large tables: the sum is off by 1e-9.
         return counts, law / law.sum()
 
@@ -145,7 +146,6 @@ class Guarantee:
         smallest resulting epsilon counts.
       reason: one sentence on why this is the event.
       steps_per_event: 1, or the steps of an epoch where an epoch is what composes.
-      engine: "pld" or "rdp", the engine that can evaluate the events.
     """
 
     unit: str
@@ -153,7 +153,6 @@ class Guarantee:
     events: tuple[dp_accounting.DpEvent, ...]
     reason: str
     steps_per_event: int = 1
-    engine: str = "pld"
 
     def times(self, steps: int) -> int:
         """How often the events occur in `steps` steps: a begun epoch counts whole."""
@@ -169,15 +168,17 @@ class Guarantee:
         runs = [(event, self.times(steps)) for event in self.events]
         if beside is not None:
             runs = [(accounting.compose([run, (beside, 1)]), 1) for run in runs]
-        return min(
-            accounting.epsilon(event, count, delta=delta, engine=self.engine)
-            for event, count in runs
-        )
+        return min(accounting.epsilon(event, count, delta=delta) for event, count in runs)
 
     def total(self, steps: int) -> dp_accounting.DpEvent:
         """The first event, composed over `steps` steps: `tf_subjectdp.accounting` knows it always,
         dp_accounting's accountants where it is an event of dp_accounting's own."""
         return accounting.compose([(self.events[0], self.times(steps))])
+
+
+def rounded_text(epsilon: float) -> str:
+    """epsilon with three digits after the point, rounded up."""
+    return f"{math.ceil(1e3 * epsilon) / 1e3:.3f}" if math.isfinite(1e3 * epsilon) else "infinite"
 
 
 def check_noise_multiplier(value: float) -> float:

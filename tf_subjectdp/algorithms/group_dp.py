@@ -105,6 +105,7 @@ class GroupDP(base.Algorithm):
     def _item_under_fixed_size(self, facts, sigma):
         if self._most(facts.max_items) == facts.max_items:
             return item_dp.fixed_size_item(facts, sigma)
+        # Another item in this one's place may displace one of its own subject's as well: 4 C in all.
         return base.Guarantee(
             "item",
             base.REPLACE_ITEM,

@@ -86,7 +86,7 @@ class HiGradAvg(base.Algorithm):
         return item_dp.item_of_sampled_subject(facts, sigma, subject_norm=1.0)
 
     def _item_under_fixed_size(self, facts, sigma):
-        return replaced_item(facts, sigma)
+        return item_dp.fixed_size_item(facts, sigma)
 
     def _item_under_shuffle(self, facts, sigma):
         return item_dp.shuffled_item(facts, sigma)
@@ -108,24 +108,17 @@ def replaced_subject(facts: base.SamplingFacts, sigma: float) -> base.Guarantee:
 
     Contents are replaced in place, so the rows of the batches have the same law and may be taken as
     known: the subject is present with a known probability, and then moves the sum by 2 C. (Taking
-    the subject away would give their places to others and move those as well.)
+    the subject away would give their places to others and move those as well.) Where all subjects
+    have one item, an average is that item.
     """
+    if facts.max_items == 1:
+        return item_dp.fixed_size_only_item(facts, sigma)
     return base.Guarantee(
         "subject",
         base.REPLACE_SUBJECT,
         (accounting.revealed_event([2.0], [facts.subject_rate], sigma),),
         "batches of a fixed size; whether the subject is in the batch is taken as known, and their "
         "average then moves by two clip norms",
-    )
-
-
-def replaced_item(facts: base.SamplingFacts, sigma: float) -> base.Guarantee:
-    """One item of an average, batches of a fixed size: presence taken as known, 2 C."""
-    return base.Guarantee(
-        "item",
-        base.REPLACE_ITEM,
-        (accounting.revealed_event([2.0], [facts.batch_size / facts.n_items], sigma),),
-        "batches of a fixed size; whether the item is in the batch is taken as known",
     )
 
 

@@ -122,14 +122,42 @@ def item_of_sampled_subject(
 
 
 def fixed_size_item(facts: base.SamplingFacts, sigma: float) -> base.Guarantee:
-    """Sums of clipped items in batches of a fixed size, for one item."""
+    """One item in batches of a fixed size, where any other item in its place moves the sum by 2 C.
+
+    So its presence, B / N, amplifies (`accounting.fixed_size_event`): replaced, a clipped item moves
+    a sum by 2 C, and so does another item in its place, which then joins or leaves other items. For
+    sums that is all; for a sum of averages of clipped items (`HiGradAvg`) one average gains an item,
+    (g - mean) / (j + 1), and another loses one, C each; a part of a batch (`MixedClipping`) keeps its
+    number of items, the other one being dealt to the same part.
+    """
     return base.Guarantee(
         "item",
         base.REPLACE_ITEM,
         (accounting.fixed_size_event(facts.n_items, facts.rows_in_batch, sigma),),
         "batches of a fixed size without replacement; a replaced item moves the sum by two clip "
         "norms",
-        engine="rdp",
+    )
+
+
+def fixed_size_only_item(facts: base.SamplingFacts, sigma: float) -> base.Guarantee:
+    """A subject of one item, as every subject of the data is: `fixed_size_item`."""
+    found = fixed_size_item(facts, sigma)
+    return dataclasses.replace(found, unit="subject", adjacency=base.REPLACE_SUBJECT)
+
+
+def fixed_size_vector(facts: base.SamplingFacts, sigma: float) -> base.Guarantee:
+    """A subject of k items where the whole batch of a fixed size becomes ONE vector of norm C.
+
+    Whatever two batches hold, their vectors lie within 2 C. So the subject's presence, by any of their
+    items, amplifies: 1 - C(N-k, B) / C(N, B).
+    """
+    items = min(facts.max_items, facts.n_items)
+    return base.Guarantee(
+        "subject",
+        base.REPLACE_SUBJECT,
+        (accounting.fixed_size_event(facts.n_items, facts.rows_in_batch, sigma, items),),
+        f"batches of a fixed size without replacement; with any of the subject's {facts.max_items} "
+        "items in it, the batch's one clipped vector moves by two clip norms",
     )
 
 
@@ -143,7 +171,7 @@ def fixed_size_subject(
     A subject of one item is an item.
     """
     if facts.max_items == 1:
-        return dataclasses.replace(fixed_size_item(facts, sigma), unit="subject")
+        return fixed_size_only_item(facts, sigma)
     counts, law = facts.items_law()
     moves = counts if cap is None else counts.clip(max=cap)
     present = counts > 0

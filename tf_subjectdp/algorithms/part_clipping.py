@@ -23,7 +23,6 @@ also knows where the unit's items went; those figures are in `notes`, for the ch
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, ClassVar
 
 from tf_subjectdp import accounting, clipping
@@ -91,9 +90,12 @@ class PartClipping(base.Algorithm):
         )
 
     def _subject_under_fixed_size(self, facts, sigma):
-        if facts.max_items == 1:
-            return dataclasses.replace(self._item_under_fixed_size(facts, sigma), unit="subject")
         m = self.number_of_parts
+        # The event counts in clip norms, of which the noise has 2 sigma.
+        if m == 1:
+            return item_dp.fixed_size_vector(facts, 2.0 * sigma)
+        if facts.max_items == 1:
+            return item_dp.fixed_size_only_item(facts, 2.0 * sigma)
         return base.Guarantee(
             "subject",
             base.REPLACE_SUBJECT,
@@ -137,7 +139,6 @@ class PartClipping(base.Algorithm):
         )
 
     def _item_under_fixed_size(self, facts, sigma):
-        # The event counts in clip norms, of which the noise has 2 sigma.
         return item_dp.fixed_size_item(facts, 2.0 * sigma)
 
     def _item_under_shuffle(self, facts, sigma):
@@ -153,10 +154,7 @@ class PartClipping(base.Algorithm):
             curve = adversary_curve(
                 facts, self.number_of_parts, noise_multiplier, steps=steps, group=k
             )
-            epsilon = float(curve.epsilon(delta))
-            text = "infinite"
-            if math.isfinite(1e3 * epsilon):
-                text = f"{math.ceil(1e3 * epsilon) / 1e3:.3f}"
+            text = base.rounded_text(float(curve.epsilon(delta)))
             figures.append(f"per {unit} ({k} item{'s' if k > 1 else ''}) {text}")
         return [
             "Adversaries: the figures above hold against the usual adversary (A0), who sees every noised "

@@ -16,7 +16,7 @@ import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
 from tf_subjectdp import accounting, clipping
-from tf_subjectdp.algorithms import base, higradavg
+from tf_subjectdp.algorithms import base, higradavg, item_dp
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -87,7 +87,15 @@ class SubjectDP(base.Algorithm):
         )
 
     def _item_under_fixed_size(self, facts, sigma):
-        return higradavg.replaced_item(facts, sigma)
+        if facts.max_items == 1:
+            return item_dp.fixed_size_item(facts, sigma)
+        # Another item in this one's place may turn round a second clipped average, 4 C in all.
+        return base.Guarantee(
+            "item",
+            base.REPLACE_ITEM,
+            (accounting.revealed_event([2.0], [facts.batch_size / facts.n_items], sigma),),
+            "batches of a fixed size; whether the item is in the batch is taken as known",
+        )
 
     def _item_under_shuffle(self, facts, sigma):
-        return higradavg.item_dp.shuffled_item(facts, sigma)
+        return item_dp.shuffled_item(facts, sigma)

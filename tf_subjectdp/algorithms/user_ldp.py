@@ -7,7 +7,8 @@
 Any change of the holder's data can move the clipped vector from one side of the ball to the other:
 2 C at every step, whatever was sampled. (The texts count C, and a condition on sigma whose proof
 bounds a difference of norms; neither carries the promise.) The number of items inside the clipped
-mean is harmless: the result stays within the ball.
+mean is harmless: the result stays within the ball. With batches of a fixed size the promise is for one
+subject's items replaced in place, and the subject's presence in the batch amplifies it.
 """
 
 from __future__ import annotations
@@ -43,6 +44,16 @@ class UserLDP(base.Algorithm):
     def divisor(self, facts: base.SamplingFacts) -> float:
         return 1.0
 
+    def notes(self, facts, noise_multiplier, steps, delta):
+        if facts.scheme != "fixed_size" or noise_multiplier == 0.0 or steps == 0:
+            return []
+        anything = accounting.user_ldp_event(noise_multiplier)
+        epsilon = accounting.epsilon(anything, steps, delta=delta)
+        return [
+            f"For {base.CHANGE_ANYTHING}, not only of one subject's items, at delta = {delta:g}: epsilon "
+            f"{base.rounded_text(epsilon)}."
+        ]
+
     def _subject(self, facts, sigma):
         return base.Guarantee(
             "subject",
@@ -54,7 +65,11 @@ class UserLDP(base.Algorithm):
 
     _subject_under_poisson_items = _subject
     _subject_under_poisson_subjects = _subject
-    _subject_under_fixed_size = _subject
+
+    def _subject_under_fixed_size(self, facts, sigma):
+        found = item_dp.fixed_size_vector(facts, sigma)
+        # Never smaller, but a plain Gaussian: where only an average is seen, the silos' noises add up.
+        return dataclasses.replace(found, events=(*found.events, accounting.user_ldp_event(sigma)))
 
     def _subject_under_shuffle(self, facts, sigma):
         return higradavg.shuffled_average(facts, sigma)
@@ -73,7 +88,7 @@ class UserLDP(base.Algorithm):
         return dataclasses.replace(self._subject(facts, sigma), unit="item")
 
     def _item_under_fixed_size(self, facts, sigma):
-        return higradavg.replaced_item(facts, sigma)
+        return item_dp.fixed_size_item(facts, sigma)
 
     def _item_under_shuffle(self, facts, sigma):
         return item_dp.shuffled_item(facts, sigma)

@@ -201,9 +201,6 @@ def _result(
     """What the three commands say about the question itself."""
     holder = max(question.holders, key=lambda one: one.facts.max_items)
     guarantee = question.guarantee(holder, sigma if sigma > 0.0 else 1.0)
-    engine = question.engine_of(guarantee)
-    if question.composes:
-        engine = question.composed_engine(sigma if sigma > 0.0 else 1.0)
     adjacency = guarantee.adjacency
     if question.composes:
         adjacency = within_silos(adjacency, question.most_silos, len(question.holders))
@@ -220,13 +217,13 @@ def _result(
     reason = guarantee.reason
     if question.composes and len({one.facts for one in question.holders}) > 1:
         reason = f"in silo {holder.name}: {reason}"
-    rows += [("step", reason), ("accountant", _ENGINES[engine])]
+    rows += [("step", reason), ("accountant", _ENGINES[question.engine])]
     data = {
         "command": command,
         **question.data(),
         "adjacency": adjacency,
         "event": reason,
-        "engine": engine,
+        "engine": question.engine,
     }
     if not length_is_asked:
         data |= _length_data(lengths)

@@ -55,7 +55,7 @@ def ask(arguments: argparse.Namespace) -> Question:
         parts=arguments.parts,
         most_silos=most,
         view=arguments.view or ("average" if name in CENTRAL else "updates"),
-        engine=arguments.engine,
+        engine=arguments.engine or "pld",
         stats=stats,
         m_source=source,
     )
@@ -123,7 +123,7 @@ def _needs_k(name: str, unit: str, scheme: str, cap: int | None) -> bool:
         return name in ("itemdp", "groupdp") or cap is not None
     if unit == "item":
         return name == "subjectdp" or cap is not None
-    return name != "userldp" or scheme == "shuffle"
+    return name != "userldp" or scheme in ("fixed_size", "shuffle")
 
 
 def _most_silos(

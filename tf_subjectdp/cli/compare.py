@@ -116,7 +116,7 @@ def _cases(
         parts=None,
         most_silos=most,
         view="updates",
-        engine=None,
+        engine="pld",
         stats=stats,
         m_source=source,
     )

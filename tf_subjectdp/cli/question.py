@@ -39,7 +39,7 @@ class Question:
       parts: m, clipped parts of a batch.
       most_silos: m, silos that may hold one subject; None without silos.
       view: of `HorizontalPlan`.
-      engine: "pld", "rdp" or None for what the guarantee needs.
+      engine: "pld" or "rdp".
       stats: what --ids said.
       m_source: "data" if m was read from the table.
     """
@@ -54,7 +54,7 @@ class Question:
     parts: int | None
     most_silos: int | None
     view: str
-    engine: str | None
+    engine: str
     stats: SubjectStats | SiloStats | None
     m_source: str | None
 
@@ -133,14 +133,6 @@ class Question:
             "(mixture of Gaussians)",
         )
 
-    def engine_of(self, guarantee: Guarantee) -> str:
-        return guarantee.engine if self.engine is None else self.engine
-
-    def composed_engine(self, sigma: float) -> str:
-        """The engine for all silos together: what any of them needs."""
-        engines = {self.engine_of(self.guarantee(holder, sigma)) for holder in self.holders}
-        return "rdp" if "rdp" in engines else "pld"
-
     def horizontal(
         self, sigma: float, lengths: list[tuple[int, int]], number: int = 0
     ) -> HorizontalPlan:
@@ -166,9 +158,8 @@ class Question:
         """The costliest subject where silos compose; None where they do not."""
         if not self.composes:
             return None
-        engine = self.composed_engine(sigma)
         found = [
-            self.horizontal(sigma, lengths, number).worst_case(delta=self.delta, engine=engine)
+            self.horizontal(sigma, lengths, number).worst_case(delta=self.delta, engine=self.engine)
             for number in self._numbers()
         ]
         return min(found, key=lambda case: case.value)
@@ -184,7 +175,7 @@ class Question:
             return worst.value
         return max(
             min(
-                accounting.epsilon(event, count, delta=self.delta, engine=self.engine_of(guarantee))
+                accounting.epsilon(event, count, delta=self.delta, engine=self.engine)
                 for event in guarantee.events
             )
             for guarantee, count in self._distinct(sigma, lengths)
@@ -219,7 +210,7 @@ class Question:
 
     def noise(self, epsilon: float, lengths: list[tuple[int, int]]) -> float:
         """The smallest noise multiplier that keeps the budget."""
-        if self.composes and self.composed_engine(1.0) == "rdp":
+        if self.composes and self.engine == "rdp":
             budget = _checks.target_epsilon(epsilon, allow_zero=False)
             return smallest_factor(lambda sigma: self.epsilon(sigma, lengths), budget)
         if self.composes:
@@ -239,7 +230,7 @@ class Question:
                         shape.times(steps) * rounds,
                         epsilon=epsilon,
                         delta=self.delta,
-                        engine=self.engine_of(shape),
+                        engine=self.engine,
                     )
                     for n in range(len(shape.events))
                 )

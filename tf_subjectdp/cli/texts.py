@@ -18,8 +18,8 @@ words and units:
   element    a cluster of a subject's items (a topic, a word); each item is in exactly one
   k          the most items of one subject in a silo's data (--items-per-subject, --cap-data)
   adjacency  Poisson sampling: adding or removing one unit; one element: replacing, adding or
-             removing it; fixed-size batches and shuffling: replacing one in place; userldp: any
-             change of a silo's data
+             removing it; fixed-size batches and shuffling: replacing one in place; userldp with
+             Poisson sampling: any change of a silo's data
   A0, A1     adversaries: both see every noised update; A1 also knows in which batch and part
              (batchclipping, mixedclipping) each of the unit's items was. A figure against A1 is
              for replacing them in place and, with Poisson sampling, for adding or removing them"""

@@ -158,9 +158,7 @@ def of_every_subject(plan: Any, spent: Any, delta: float) -> accounting.SubjectE
     if plan.noise_at == "server":
         return _noised_sum(plan, spent).per_subject_epsilon(plan.stats, delta=delta)
     number = min(numbers(plan), key=lambda n: _local_epsilon(plan, spent, n, delta, "subject"))
-    return horizontal(plan, spent, number).per_subject_epsilon(
-        plan.stats, delta=delta, engine=engine(plan)
-    )
+    return horizontal(plan, spent, number).per_subject_epsilon(plan.stats, delta=delta)
 
 
 def numbers(plan: Any, unit: str = "subject") -> range:
@@ -170,12 +168,6 @@ def numbers(plan: Any, unit: str = "subject") -> range:
         for facts, sigma in zip(plan.facts, plan.noise_multipliers, strict=True)
     ]
     return range(min(counts))
-
-
-def engine(plan: Any, unit: str = "subject") -> str:
-    """The accountant's engine: "rdp" where one of the events needs it."""
-    engines = {guarantee_of(plan.algorithm, facts, 1.0, unit).engine for facts in plan.facts}
-    return "rdp" if "rdp" in engines else "pld"
 
 
 def _unit_of_sensitivity(plan: Any, silo: int, number: int, unit: str = "subject") -> float:
@@ -226,4 +218,4 @@ def _central_epsilon(event: dp_accounting.DpEvent, rounds: int, delta: float) ->
 
 @functools.lru_cache(maxsize=256)
 def _local_epsilon(plan: Any, spent: Any, number: int, delta: float, unit: str) -> float:
-    return horizontal(plan, spent, number, unit).epsilon(delta, engine(plan, unit))
+    return horizontal(plan, spent, number, unit).epsilon(delta)

@@ -204,7 +204,7 @@ def _calibrated(made: FederatedPlan, epsilon: float) -> float:
             epsilon=epsilon,
             delta=made.delta,
         )
-    if costs.engine(made, made.unit) == "pld" and len(costs.numbers(made, made.unit)) == 1:
+    if len(costs.numbers(made, made.unit)) == 1:
         return made.horizontal().noise_for_budget(epsilon=epsilon, delta=made.delta)
 
     def spent(sigma: float) -> float:

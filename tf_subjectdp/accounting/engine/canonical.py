@@ -6,8 +6,9 @@ The only place that knows the event classes. Knows `mechanisms`, `foreign` and `
 What neighbouring data are (`NeighboringRelation`) matters for dp_accounting's own events, which
 leave it open: their noise is relative to one unit's largest contribution C, so that replacing a
 unit moves a sum by 2 C. (dp_accounting's own RDP accountant forgets that factor: 4.73 instead of
-10.0 for noise 1 at delta 1e-5.) REPLACE_SPECIAL, a unit set to zero, moves it by C, as adding or
-removing does.
+10.0 for noise 1 at delta 1e-5, and likewise without replacement.) REPLACE_SPECIAL, a unit set to
+zero, moves it by C, as adding or removing does. SampledWithoutReplacementDpEvent means replacing, 2 C,
+under every relation.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dp_accounting
+import numpy as np
 from dp_accounting import NeighboringRelation, dp_event
 from scipy import stats
 
@@ -43,6 +45,8 @@ from tf_subjectdp.accounting.event_types import (
 
 _WITHOUT_REPLACEMENT = (FixedSizeReplaceOneDpEvent, dp_accounting.SampledWithoutReplacementDpEvent)
 _INF = math.inf
+# Of a product of more factors than this, the rest are taken as small as the smallest.
+_MOST_FACTORS = 10**6
 _REPLACE = NeighboringRelation.REPLACE_ONE
 
 
@@ -221,9 +225,8 @@ def _revealed(event: RevealedSensitivityDpEvent, relation: NeighboringRelation):
 
 def _fixed_size(event: FixedSizeReplaceOneDpEvent, relation: NeighboringRelation):
     sigma = noise_of(event, event.noise_multiplier)
-    return _without_replacement(
-        event.population, event.batch_size, 0.0 if sigma == _INF else 1.0 / sigma
-    )
+    precision = 0.0 if sigma == _INF else 1.0 / sigma
+    return _without_replacement(event.population, event.batch_size, precision, event.rows)
 
 
 def _sampled_without_replacement(
@@ -238,17 +241,32 @@ def _sampled_without_replacement(
     return _without_replacement(event.source_dataset_size, event.sample_size, math.sqrt(precision))
 
 
-def _without_replacement(population: Any, batch: Any, precision: float) -> Mechanism | None:
+def _without_replacement(
+    population: Any, batch: Any, precision: float, rows: Any = 1
+) -> Mechanism | None:
     """Replaced: 2 C, whatever the relation says, for no other is proven."""
     population = _checks.integer("population (source_dataset_size)", population, 1)
     batch = _checks.integer("batch_size (sample_size)", batch, 0)
+    rows = _checks.integer("rows", rows, 1, population)
     if batch > population:
         raise ValueError(f"a batch of {batch} is larger than the population of {population}.")
     if batch == 0 or precision == 0.0:
         return None
-    if batch == population:
-        return make_revealed([2.0 * precision], [1.0])
-    return FixedSize(population, batch, 0.5 / precision)
+    chance = _chance_of_any(population, batch, rows)
+    return Gaussian(2.0 * precision) if chance == 1.0 else FixedSize(chance, 2.0 * precision)
+
+
+def _chance_of_any(population: int, batch: int, rows: int) -> float:
+    """1 - C(n - k, B) / C(n, B): that a batch of B out of n holds any of k rows, never too small."""
+    if min(batch, rows) == 1:
+        return max(batch, rows) / population
+    if batch + rows > population:
+        return 1.0
+    few, many = sorted((batch, rows))
+    exact = min(few, _MOST_FACTORS)
+    log_none = float(np.log1p(-many / (population - np.arange(exact, dtype=np.float64))).sum())
+    log_none += (few - exact) * math.log1p(-many / (population - few + 1))
+    return -math.expm1(log_none)
 
 
 def _truncated(event: dp_event.TruncatedSubsampledGaussianDpEvent, relation: NeighboringRelation):

@@ -100,7 +100,9 @@ class LossTable:
 @functools.lru_cache(maxsize=40)
 def loss_table(pair: Pair) -> LossTable:
     """Tabulates the privacy loss of `pair` around the components of P."""
-    nodes = _nodes(pair)
+    nodes, mass = _nodes(pair), float(np.sum(pair.p_weights))
+    if pair.symmetric:
+        nodes, mass = _above_zero(pair, nodes)
     dropped_p, dropped_q = (pair.dropped, 0.0) if len(pair.p_weights) > 1 else (0.0, pair.dropped)
     lp, lp_slope = log_ratio(nodes, pair.p_locations, pair.p_weights, dropped_p)
     lq, lq_slope = log_ratio(nodes, pair.q_locations, pair.q_weights, dropped_q)
@@ -110,7 +112,7 @@ def loss_table(pair: Pair) -> LossTable:
         lp_slope=lp_slope,
         loss=np.maximum.accumulate(lp - lq),
         loss_slope=lp_slope - lq_slope,
-        mass=float(np.sum(pair.p_weights)),
+        mass=mass,
         infinite=pair.dropped + _CUT_MASS,
     )
 
@@ -135,6 +137,30 @@ def _nodes(pair: Pair) -> np.ndarray:
     return np.concatenate(pieces)
 
 
+def _above_zero(pair: Pair, nodes: np.ndarray) -> tuple[np.ndarray, float]:
+    """The nodes from the outcome of loss 0 on, half way to the other component, and P's mass there."""
+    zero = 0.5 * pair.p_locations[-1]
+    beyond = special.ndtr(np.asarray(pair.p_locations) - zero)
+    return np.append(zero, nodes[nodes > zero]), float(beyond @ pair.p_weights)
+
+
+def _mirrored_samples(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
+    """Losses and log masses of a symmetric pair, by Gauss-Legendre: a trapezoid needs two tails."""
+    edges = loss_table(pair).x[:: 10 if _smooth(pair) else 1]
+    half = 0.5 * np.diff(edges)
+    node, weight = np.polynomial.legendre.leggauss(4)
+    x = (edges[:-1] + half + np.multiply.outer(node, half)).ravel()
+    loss, _ = log_ratio(x, pair.p_locations, pair.p_weights)
+    under_q = np.log(np.multiply.outer(weight, half)).ravel() - 0.5 * x * x - _LOG_ROOT_2PI
+    # 1 - 2 Phi(-mu/2)
+    middle = np.log(pair.p_weights[0] * special.erf(pair.p_locations[-1] / np.sqrt(8.0)))
+    # The last node is the largest loss there is; no mass lies on it.
+    return (
+        np.concatenate([loss, -loss, [0.0, loss_table(pair).loss[-1]]]),
+        np.concatenate([under_q + loss, under_q, [middle, -np.inf]]),
+    )
+
+
 def samples(branches: Branches) -> tuple[np.ndarray, np.ndarray]:
     """Losses and log masses by quadrature: for moments of the loss, not for a guarantee.
 
@@ -147,6 +173,11 @@ def samples(branches: Branches) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(pair, LossAtoms):
             losses.append(np.asarray(pair.losses))
             logs.append(np.log(pair.masses) + np.log(probability))
+            continue
+        if pair.symmetric:
+            loss, log_mass = _mirrored_samples(pair)
+            losses.append(loss)
+            logs.append(log_mass + np.log(probability))
             continue
         table = loss_table(pair)
         # The trapezoid rule converges geometrically on Gaussian tails; every tenth node is plenty
@@ -207,6 +238,8 @@ def discretise(branches: Branches, interval: float) -> LossPmf:
             index, mass = _to_grid(np.asarray(pair.losses), np.asarray(pair.masses), interval)
         else:
             index, mass, cell = _pair_masses(loss_table(pair), interval)
+            if pair.symmetric:
+                index, mass = _with_mirror(index, mass, interval)
             widest = max(widest, cell)
         indices.append(index)
         masses.append(weight * mass)
@@ -242,6 +275,20 @@ def _pair_masses(table: LossTable, interval: float) -> tuple[np.ndarray, np.ndar
     atoms[:-1] += mass * (1.0 - share)
     atoms[1:] += mass * share
     return *_to_grid(losses, atoms, interval), aligned
+
+
+def _with_mirror(
+    index: np.ndarray, mass: np.ndarray, interval: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Masses on losses above 0, the same under Q on their negatives, and the rest at 0.
+
+    What bounds the profile of orders above 1 bounds by that the one below, which follows from it.
+    """
+    above = index > 0
+    index, mass = index[above], mass[above]
+    below = mass * np.exp(-interval * index)
+    rest = max(0.0, 1.0 - float(mass.sum()) - float(below.sum()))
+    return np.concatenate([index, -index, [0]]), np.concatenate([mass, below, [rest]])
 
 
 def _to_grid(

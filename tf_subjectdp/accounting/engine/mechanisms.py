@@ -31,6 +31,9 @@ class Pair:
 
     `dropped` is the mass missing from the mixture (from P or Q): it counts as infinite privacy
     loss.
+
+    `symmetric` stands for the pair that has the losses of this one above 0, the same below 0 with P
+    and Q exchanged, and what mass is left at 0 (see `FixedSize`). Its Q is N(0, 1).
     """
 
     p_locations: tuple[float, ...]
@@ -38,6 +41,7 @@ class Pair:
     q_locations: tuple[float, ...]
     q_weights: tuple[float, ...]
     dropped: float = 0.0
+    symmetric: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,22 +192,30 @@ class ZeroConcentrated(Mechanism):
 
 @dataclasses.dataclass(frozen=True)
 class FixedSize(Mechanism):
-    """A batch of `batch_size` out of `population` without replacement, one unit replaced.
+    """A batch drawn without replacement, one unit replaced that is in it with `probability`; symmetric.
 
-    `noise_multiplier` is relative to the distance a replacement moves the sum (2 C).
+    Zhu, Dong, Wang (arXiv:2106.08567), Theorem 11. Let P1 and Q1 be what a step releases before and
+    after the replacement if the unit is drawn, P0 (alike in both) if it is not, g the probability,
+    and let H(a) bound the hockey-stick divergence of order a >= 1 of P1 against Q1 AND against P0
+    (what the unit's places hold when it is drawn, other units hold when it is not): here that of
+    N(mu, 1) against N(0, 1). Then for a' = 1 + g (a - 1)
+
+        (g P1 + (1-g) P0) - a' (g Q1 + (1-g) P0) = g (P1 - (1-b) a P0 - b a Q1),   b = a' / a,
+
+    whose positive part is at most g H(a), by convexity: the profile of g N(mu, 1) + (1-g) N(0, 1)
+    against N(0, 1). The replacement the other way round is one too, so the same bounds the divergence
+    with P and Q exchanged; and D_a(P, Q) = 1 - a + a D_{1/a}(Q, P) carries that to orders below 1.
+    Both halves are one convex profile: the pair that has the losses of the mixture against N(0, 1)
+    above 0, the mirror images of these below 0, and the mass (1-g) (1 - 2 Phi(-mu/2)) at 0.
+    Dominating pairs compose; a pair that has one half right only (the mixture itself) is none.
     """
 
-    pld_refusal: ClassVar[str | None] = (
-        "sampling without replacement has no privacy loss distribution here; "
-        'use engine="rdp" for a plan that contains it'
-    )
-
-    population: int
-    batch_size: int
-    noise_multiplier: float
+    probability: float
+    mu: float
 
     def directions(self) -> tuple[Branches, ...]:
-        raise ValueError(f"{self!r}: {self.pld_refusal}.")
+        weights = (1.0 - self.probability, self.probability)
+        return (((1.0, Pair((0.0, self.mu), weights, (0.0,), (1.0,), symmetric=True)),),)
 
 
 def gaussian_pair(mu: float) -> Pair:
@@ -254,12 +266,10 @@ def presence(mechanism: Mechanism) -> float:
     """Probability that one step of `mechanism` depends on the unit at all, at most."""
     if isinstance(mechanism, Mixture) and mechanism.locations[0] == 0.0:
         return math.fsum(mechanism.weights[1:]) + mechanism.dropped
-    if isinstance(mechanism, ReplaceOne):
+    if isinstance(mechanism, (FixedSize, ReplaceOne)):
         return mechanism.probability
     if isinstance(mechanism, Revealed):
         return math.fsum(mechanism.probabilities)
-    if isinstance(mechanism, FixedSize):
-        return mechanism.batch_size / mechanism.population
     if isinstance(mechanism, Known):
         return math.fsum(weight * presence(part) for weight, part in mechanism.parts)
     return 1.0

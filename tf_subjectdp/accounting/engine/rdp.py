@@ -15,14 +15,11 @@ from collections.abc import Callable
 import numpy as np
 
 from tf_subjectdp.accounting.engine.ledger import Ledger
-from tf_subjectdp.accounting.engine.mechanisms import FixedSize, Known, Mechanism, Mixture
+from tf_subjectdp.accounting.engine.mechanisms import Known, Mechanism, Mixture
 from tf_subjectdp.accounting.engine.renyi import SMALLEST_THETA, cumulant, sides
 
 #: Orders are 1 + theta with theta in [SMALLEST_THETA, this].
 _LARGEST_THETA = 1e7
-# dp_accounting's bound without replacement takes time proportional to the order (squared below
-# 257).
-_LARGEST_FIXED_SIZE_ORDER = 2048
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
@@ -106,20 +103,16 @@ def _dropped(mechanism: Mechanism) -> float:
 
 def _minimise(ledger: Ledger, converted: Callable[[float, float], float]) -> float:
     """Smallest over orders of `converted`, the larger over directions."""
-    largest = _LARGEST_THETA
-    if any(isinstance(m, FixedSize) for m, _ in ledger.entries):
-        largest = _LARGEST_FIXED_SIZE_ORDER - 1.0
     both = max(sides(mechanism) for mechanism, _ in ledger.entries)
     worst = -math.inf
     for side in range(both):
-        worst = max(worst, _minimise_side(ledger, converted, largest, side, worst))
+        worst = max(worst, _minimise_side(ledger, converted, side, worst))
     return worst
 
 
 def _minimise_side(
     ledger: Ledger,
     converted: Callable[[float, float], float],
-    largest: float,
     side: int,
     enough: float,
 ) -> float:
@@ -132,7 +125,7 @@ def _minimise_side(
             total += count * cumulant(mechanism, side, theta)
         return converted(theta, total)
 
-    grid = np.linspace(math.log(SMALLEST_THETA), math.log(largest), 29)
+    grid = np.linspace(math.log(SMALLEST_THETA), math.log(_LARGEST_THETA), 29)
     values: list[float] = []
     for point in grid:
         values.append(value(float(point)))
@@ -160,10 +153,4 @@ def _minimise_side(
             low, left, at_left = left, right, at_right
             right = low + _GOLDEN * (high - low)
             at_right = value(right)
-    smallest = min(smallest, at_left, at_right)
-    if any(isinstance(mechanism, FixedSize) for mechanism, _ in ledger.entries):
-        # That bound is exact at integer orders only.
-        order = math.floor(1.0 + math.exp(low))
-        whole = [float(o) for o in range(max(order, 2), order + 3)]
-        smallest = min(smallest, *(value(math.log(o - 1.0)) for o in whole))
-    return smallest
+    return min(smallest, at_left, at_right)

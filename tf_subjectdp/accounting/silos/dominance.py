@@ -46,9 +46,6 @@ def _mechanism_dominates(larger: Mechanism, smaller: Mechanism) -> bool:
         return larger.dropped >= smaller.dropped - 1e-30 and dominates(
             Law(larger.locations, larger.weights), Law(smaller.locations, smaller.weights)
         )
-    if isinstance(larger, ReplaceOne):
+    if isinstance(larger, (FixedSize, ReplaceOne)):
         return larger.probability >= smaller.probability and larger.mu >= smaller.mu
-    if isinstance(larger, FixedSize):
-        same = (larger.population, larger.batch_size) == (smaller.population, smaller.batch_size)
-        return same and larger.noise_multiplier <= smaller.noise_multiplier
     return False
