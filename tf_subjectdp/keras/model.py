@@ -147,6 +147,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
           ValueError: data without people or not drawn as planned, or more steps than are left.
         """
         optimizer = self._optimizer()
+        if not isinstance(public_validation, bool):
+            raise TypeError(f"public_validation={public_validation!r} must be True or False.")
         if not isinstance(x, tf.data.Dataset) or y is not None:
             raise ValueError(batches.NEEDS_DATASET)
         for name in ("class_weight", "sample_weight"):
