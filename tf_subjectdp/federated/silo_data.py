@@ -174,12 +174,14 @@ def check_rows(tensors: Mapping[str, Any], plan: Any, silo: int) -> None:
     # Without the numbers: a log is kept, and they are exact.
     _warn_once(
         f"silo {plan.names[silo]!r} has another number of items than the plan was made for; "
-        f"{_AS_PLANNED} Are the silos in the order of the plan's names, {list(plan.names)}?"
+        f"{_AS_PLANNED} Are the silos in the order of the plan's names, {list(plan.names)}?",
+        (items, facts.n_items),
     )
 
 
 @functools.lru_cache(maxsize=1024)
-def _warn_once(message: str) -> None:
+def _warn_once(message: str, numbers: tuple[int, int]) -> None:
+    """Logs what is said of these numbers, without them."""
     _log.warning(message)
 
 
@@ -219,7 +221,8 @@ def _check_elements(subject: np.ndarray, pair: np.ndarray, plan: Any, silo: int)
     if counted is not None and found != counted[silo].n_elements:
         _warn_once(
             f"silo {plan.names[silo]!r} has another number of elements than the plan was made for; "
-            f"{_AS_PLANNED}"
+            f"{_AS_PLANNED}",
+            (found, counted[silo].n_elements),
         )
 
 
