@@ -13,11 +13,14 @@
 Names are loaded when they are first used: `import tf_subjectdp.accounting` never loads TensorFlow.
 """
 
+import functools
 import importlib
+import sys
 from typing import Any
 
 # Registers the TensorFlow Datasets builders lazily; loads neither TensorFlow nor TFDS.
 from tf_subjectdp import datasets
+from tf_subjectdp._after_import import after_import
 from tf_subjectdp.version import __version__
 
 _HOME = {
@@ -90,3 +93,21 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _register_with_keras(other: str) -> None:
+    """Lets Keras 3 load saved private models: it looks for registered classes alone, and does not, as
+    Keras 2 does, import the module that a file names.
+
+    Args:
+      other: the second of the packages that are needed. TensorFlow imports Keras and Keras TensorFlow:
+        whichever is ready last ends up here with the other one complete.
+    """
+    module = sys.modules.get(other)
+    ready = module is not None and not getattr(module.__spec__, "_initializing", False)
+    if ready and not getattr(sys.modules["keras"], "__version__", "2").startswith("2"):
+        importlib.import_module(f"{__name__}.keras")
+
+
+for _package, _other in (("keras", "tensorflow"), ("tensorflow", "keras")):
+    after_import(_package, functools.partial(_register_with_keras, _other))

@@ -122,16 +122,18 @@ def _rows_that_stay(plan: Plan, codes: np.ndarray, n_subjects: int, rng) -> np.n
     n_items = codes.size if rows is None else rows.size
     planned = (plan.facts.n_items, plan.facts.n_subjects)
     if (n_items, n_subjects) != planned:
-        message = (
-            f"the data have {n_items} items (after bounding) of {n_subjects} subjects, the plan "
-            f"was made for {planned[0]} of {planned[1]}"
-        )
         if not plan.sampling.poisson:
             raise ValueError(
-                message + ": batches of a fixed size depend on the number of items; plan with "
-                "SubjectStats.from_ids of these ids."
+                f"the data have {n_items} items (after bounding) of {n_subjects} subjects, the plan "
+                f"was made for {planned[0]} of {planned[1]}: batches of a fixed size depend on the "
+                "number of items; plan with SubjectStats.from_ids of these ids."
             )
-        _log.warning("%s; %s", message, _AS_PLANNED)
+        # Without the numbers: a log is kept, and they are exact.
+        _log.warning(
+            "the data have other numbers of items (after bounding) or of subjects than the plan was made "
+            "for; %s",
+            _AS_PLANNED,
+        )
     return rows
 
 
@@ -148,10 +150,7 @@ def _elements_that_stay(plan: Plan, pairs, owners, rng, rows) -> np.ndarray | No
         )
     if found is not None and owners.size != found.n_elements:
         _log.warning(
-            "the data have %d elements of subjects, the plan was made for %d; %s",
-            owners.size,
-            found.n_elements,
-            _AS_PLANNED,
+            "the data have another number of elements than the plan was made for; %s", _AS_PLANNED
         )
     kept = bound_elements(
         pairs, owners, algorithm.max_elements, algorithm.max_items_per_element, rng()

@@ -321,9 +321,10 @@ def not_covered(
 ) -> str:
     """What no statement covers; with constants read from the data, and costs that are not known."""
     items = [
-        "metrics, losses and shares of clipped items shown while training or evaluating on people's "
-        "data",
-        "the choice of hyperparameters, architecture and clip norm by looking at results on these data",
+        "metrics, losses, counts and shares of clipped items shown, logged or written while training or "
+        "evaluating on people's data, and what warnings and errors say of the data",
+        "the choice of hyperparameters, architecture, clip norm, number of steps and weights to keep by "
+        "looking at results on these data",
         "preprocessing and vocabularies computed from the data",
         "weights that were trained before",
         "attacks on floating-point rounding of the noise",

@@ -239,6 +239,6 @@ def test_other_sizes_than_the_plans_are_told_with_what_they_change(caplog):
     plan = make()
     with caplog.at_level(logging.WARNING, "tf_subjectdp"):
         silo_data.check_rows(tensors, plan, 0)
-    assert f"has {subject.size} elements of subjects and the plan was made for" in caplog.text
-    assert f"has {subject.size} items" in caplog.text
+    assert "has another number of elements than the plan was made for" in caplog.text
+    assert "has another number of items than the plan was made for" in caplog.text
     assert caplog.text.count("its promise holds, and the utility changes.") == 2

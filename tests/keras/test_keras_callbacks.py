@@ -4,11 +4,14 @@
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
 
 import tf_subjectdp as sdp
+from tf_subjectdp.keras.callbacks import uncovered
 
 
 @pytest.fixture(scope="module")
@@ -18,13 +21,16 @@ def long_plan(box):
 
 @pytest.mark.parametrize("per_execution, taken", [(1, 5), (2, 4), (4, 4)])
 def test_a_budget_stops_before_the_step_that_would_overspend_it(
-    box, long_plan, per_execution, taken
+    box, long_plan, per_execution, taken, caplog
 ):
     budget = long_plan.epsilon(steps=5) * 1.0001
     assert budget < long_plan.epsilon(steps=6)
     model = box.compiled(long_plan, steps_per_execution=per_execution)
-    model.fit(box.data(long_plan), verbose=0, callbacks=[sdp.PrivacyBudget(budget)])
+    callback = sdp.PrivacyBudget(budget)
+    model.fit(box.data(long_plan), verbose=0, callbacks=[callback])
     assert model.optimizer.steps_taken == taken
+    said = f"allows 5 steps of the plan's 12, and {taken} are counted"
+    assert said in callback.stopped and callback.stopped in caplog.messages
     with pytest.raises(
         ValueError, match=f"{taken} steps are taken, and a budget of epsilon=.*Raise"
     ):
@@ -84,7 +90,7 @@ def test_epsilon_in_the_history_is_never_too_low(box):
     assert "epsilon" not in model.fit(box.data(longer).take(1), verbose=0).history
 
 
-def test_epsilon_reaches_tensorboard(box, long_plan, tmp_path):
+def test_epsilon_alone_reaches_tensorboard(box, long_plan, tmp_path):
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     scalars = [sdp.PrivacyScalars(str(tmp_path)), tf.keras.callbacks.TensorBoard(str(tmp_path))]
     box.fitted(long_plan, callbacks=scalars)
@@ -94,7 +100,7 @@ def test_epsilon_reaches_tensorboard(box, long_plan, tmp_path):
         for event in tf.compat.v1.train.summary_iterator(str(file))
         for value in event.summary.value
     }
-    assert {"privacy/epsilon", "privacy/clipped", "privacy/signal_to_noise"} <= tags
+    assert {tag for tag in tags if tag.startswith("privacy")} == {"privacy/epsilon"}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +137,121 @@ def test_a_crash_never_lowers_epsilon_and_costs_at_most_the_reserve(
     assert fresh.optimizer.steps_taken == counted + 1
     assert json.loads(path.read_text())["steps"] == counted + 1
     assert f"{counted + 1} of 70" in " ".join(fresh.privacy_statement().split())
+
+
+@pytest.mark.parametrize("length", [{}, {"steps_per_epoch": 4, "epochs": 3}, {"take": 12}])
+def test_a_resumed_run_takes_what_the_ledger_leaves_and_ends_quietly(
+    box, long_plan, tmp_path, length, recwarn, capfd
+):
+    ledger = sdp.PrivacyLedger(tmp_path / "ledger.json", reserve=1)
+    box.fitted(long_plan, take=7, callbacks=[ledger])
+    fresh, data = box.compiled(long_plan), box.data(long_plan)
+    data = data.take(length.pop("take")) if "take" in length else data
+    fresh.fit(data, verbose=0, callbacks=[ledger], **length)
+    assert fresh.optimizer.steps_taken == 12
+    assert not [w for w in recwarn if "ran out of data" in str(w.message)]
+    assert "ran out of data" not in capfd.readouterr().err
+    with pytest.raises(ValueError, match="by its ledger all 12 steps of the plan are taken"):
+        box.fitted(long_plan, callbacks=[sdp.PrivacyLedger(ledger.path)])
+
+
+def test_a_ledger_does_not_let_fit_ask_for_more_than_the_plan(box, long_plan, tmp_path):
+    callbacks = [sdp.PrivacyLedger(tmp_path / "ledger.json")]
+    with pytest.raises(ValueError, match="fit asks for 24 steps, and 12 of the plan's 12 are left"):
+        box.compiled(long_plan).fit(box.data(long_plan), epochs=2, callbacks=callbacks)
+
+
+def test_a_ledger_has_one_writer(box, long_plan, tmp_path):
+    pytest.importorskip("fcntl", reason="another system's lock")
+    path = tmp_path / "ledger.json"
+    second = box.compiled(long_plan)
+    found = []
+
+    def fit_again(ledger):
+        with pytest.raises(ValueError, match="ledger.json is in use by another training"):
+            second.fit(box.data(long_plan), verbose=0, callbacks=[ledger])
+        found.append(second.optimizer.steps_taken)
+
+    first, other = sdp.PrivacyLedger(path), sdp.PrivacyLedger(path)
+    meanwhile = tf.keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: [fit_again(ledger) for ledger in (first, other)]
+    )
+    box.fitted(long_plan, take=1, callbacks=[first, meanwhile])
+    assert found == [0, 0]
+    lock = path.with_name("ledger.json.lock")
+    script = (
+        f"import fcntl, time; f = open({str(lock)!r}); fcntl.flock(f, fcntl.LOCK_EX); "
+        "print(flush=True); time.sleep(99)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline()
+        fit_again(first)
+        process.kill()
+    second.fit(box.data(long_plan).take(1), verbose=0, callbacks=[first])
+    assert second.optimizer.steps_taken == 2
+
+
+K = tf.keras.callbacks
+
+
+@pytest.mark.parametrize(
+    "callback, said, said_if_public",
+    [
+        (K.EarlyStopping("loss"), "EarlyStopping saw loss,", "EarlyStopping saw loss,"),
+        (K.EarlyStopping("val_loss"), "EarlyStopping saw val_loss", "is the user's word"),
+        (K.ReduceLROnPlateau(), "ReduceLROnPlateau saw val_loss", "is the user's word"),
+        (K.EarlyStopping("epsilon", mode="min"), None, None),
+        (K.TerminateOnNaN(), "TerminateOnNaN saw loss", "TerminateOnNaN saw loss"),
+        (K.ModelCheckpoint("a.keras"), None, None),
+        (K.ModelCheckpoint("{epoch:02d}.keras", save_freq=3), None, None),
+        (K.ModelCheckpoint("{mae:.2f}.keras"), "wrote mae", "wrote mae"),
+        (K.ModelCheckpoint("{val_mae:.2f}.keras"), "wrote val_mae", None),
+        (K.ModelCheckpoint("a.keras", save_best_only=True), "saw val_loss", "user's word"),
+        (K.CSVLogger("a.csv"), "CSVLogger wrote losses", "CSVLogger wrote losses"),
+        (K.TensorBoard("logs"), "TensorBoard wrote losses", "TensorBoard wrote losses"),
+        (K.LambdaCallback(), "LambdaCallback saw losses", "LambdaCallback saw losses"),
+        (type("Mine", (K.EarlyStopping,), {})("val_a"), "Mine saw losses", "Mine saw losses"),
+        (K.LearningRateScheduler(lambda epoch: 0.1), None, None),
+        (K.BackupAndRestore("backup"), None, None),
+        (sdp.PrivacyBudget(1.0), None, None),
+    ],
+)
+def test_callbacks_that_see_the_data_are_named(callback, said, said_if_public):
+    for public, wanted in ((False, said), (True, said_if_public)):
+        found = " ".join(uncovered([callback], public))
+        assert wanted in found if wanted else found == ""
+
+
+def test_the_statement_begins_with_the_callbacks_that_no_figure_covers(box, long_plan, tmp_path):
+    model, path = box.compiled(long_plan), str(tmp_path / "kept.keras")
+    options = {"steps_per_epoch": 2, "verbose": 0, "validation_data": (box.x, box.y)}
+    stop = K.EarlyStopping("val_loss", patience=9)
+    keep = K.ModelCheckpoint(path)
+    model.fit(box.data(long_plan), callbacks=[stop, keep], public_validation=True, **options)
+    (paragraph,) = first_paragraphs(model)
+    assert "EarlyStopping decided by val_loss" in paragraph and "the user's word" in paragraph
+    model.fit(box.data(long_plan), callbacks=K.CallbackList([stop, keep]), **options)
+    model.fit(box.data(long_plan), callbacks=[K.TerminateOnNaN()], **options)
+    for each in (model, tf.keras.models.load_model(path)):
+        found = first_paragraphs(each)
+        assert "EarlyStopping saw val_loss, which nobody noised" in found[1]
+    assert "TerminateOnNaN saw loss" in first_paragraphs(model)[2]
+
+
+def first_paragraphs(model):
+    """What a statement says between its title and its first figure."""
+    paragraphs = [" ".join(p.split()) for p in model.privacy_statement().split("\n\n")]
+    figures = [number for number, text in enumerate(paragraphs) if text.startswith("Per ")]
+    return paragraphs[1 : figures[0]]
+
+
+def test_keras_gives_no_advice_that_is_refused(box, long_plan, recwarn, capfd):
+    """To shuffle or to repeat the data would change the sampling."""
+    model = box.compiled(long_plan)
+    model.fit(box.data(long_plan), steps_per_epoch=5, epochs=3, verbose=0)
+    assert model.optimizer.steps_taken == 12
+    said = " ".join(str(w.message) for w in recwarn) + capfd.readouterr().err
+    assert "shuffle" not in said and "repeat" not in said
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_a_non_finite_item_is_reported_and_never_reaches_the_weights(box):
     x = box.x.copy()
     x[3, 0], x[5, 1] = np.nan, np.inf
     model = box.compiled(plan, engine="auto")
-    with pytest.warns(RuntimeWarning, match="8 item gradients were NaN or infinite"):
+    with pytest.warns(RuntimeWarning, match="^item gradients were NaN or infinite"):
         model.fit(plan.dataset(x, box.y, box.ids), verbose=0)
     assert all(np.isfinite(w).all() for w in model.get_weights())
 

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tf_subjectdp as sdp
+from tf_subjectdp.sampling.dataset import new_pass
 
 
 def test_a_batch_is_trained_on_once(box, plan):
@@ -41,6 +42,41 @@ def test_two_caches_in_turn_are_found_out(box):
         with pytest.raises(tf.errors.InvalidArgumentError, match="was trained on before"):
             model.train_on_batch(*batch)
     assert model.optimizer.steps_taken == 4
+
+
+def test_a_batch_is_not_forgotten_however_many_passes_begin(box):
+    plan = box.plan(steps=50)
+    model = box.compiled(plan)
+    held = next(iter(box.data(plan)))
+    model.train_on_batch(*held)
+    first = int(held[2]["pass"])
+    for later in (1023, 1024, 1025, 4096):
+        while new_pass() < first + later - 1:
+            pass
+        model.train_on_batch(*next(iter(box.data(plan))))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="was trained on before"):
+            model.train_on_batch(*held)
+    assert model.optimizer.steps_taken == 5
+
+
+def test_two_passes_may_take_turns(box):
+    plan = box.plan(steps=8)
+    model = box.compiled(plan)
+    for pair in zip(box.data(plan).take(3), box.data(plan).take(3), strict=True):
+        for batch in pair:
+            model.train_on_batch(*batch)
+    assert model.optimizer.steps_taken == 6
+
+
+def test_a_batch_of_an_earlier_optimizer_or_another_process_is_refused(box, plan):
+    """What was trained on there is not known here."""
+    x, y, extras = next(iter(box.data(plan)))
+    model = box.compiled(plan)
+    far = {**extras, "pass": extras["pass"] + 2**33}
+    for batch in ((x, y, extras), (x, y, far)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="comes from another process"):
+            model.train_on_batch(*batch)
+    assert model.optimizer.steps_taken == 0
 
 
 def test_steps_of_several_threads_are_all_counted(box):

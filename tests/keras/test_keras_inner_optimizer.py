@@ -26,3 +26,11 @@ def test_another_inner_is_refused_in_english():
         sdp.BatchClipping(1.0, inner="sgd")
     with pytest.raises(TypeError, match="clip_schedule=3 must be a ClipSchedule or None"):
         sdp.MixedClipping(1.0, parts=2, clip_schedule=3)
+
+
+def test_accumulated_gradients_are_refused_with_what_to_do_instead(plan):
+    """Keras 3 has the argument; every small step would be noised and counted in full."""
+    inner = tf.keras.optimizers.SGD(0.1)
+    inner.gradient_accumulation_steps = 4
+    with pytest.raises(ValueError, match="steps=4: .* Plan with a batch so many times as large"):
+        plan.optimizer(inner)

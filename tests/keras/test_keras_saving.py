@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step count that epsilon depends on survives every way of saving, or the way is refused."""
 
+import io
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 import textwrap
+import zipfile
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -45,6 +49,111 @@ def same_optimizer_state(left, right):
     return len(values[0]) == len(values[1]) and all(
         np.array_equal(a, b) for a, b in zip(*values, strict=True)
     )
+
+
+def in_a_new_process(script):
+    root = str(pathlib.Path(sdp.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def numbers(folder):
+    """Every array in the files of a folder, by file and name."""
+    found = {}
+    for file in sorted(folder.rglob("*")):
+        name = str(file.relative_to(folder))
+        if file.suffix == ".index":
+            reader = tf.train.load_checkpoint(str(file.with_suffix("")))
+            for key in reader.get_variable_to_shape_map():
+                if key != "_CHECKPOINTABLE_OBJECT_GRAPH":
+                    found[name, key] = np.asarray(reader.get_tensor(key))
+        if file.suffix in (".h5", ".keras"):
+            weights = file
+            if file.suffix == ".keras":
+                weights = io.BytesIO(zipfile.ZipFile(file).read("model.weights.h5"))
+            with h5py.File(weights) as opened:
+                opened.visititems(
+                    lambda key, value, name=name: (
+                        found.__setitem__((name, key), np.asarray(value[()]))
+                        if isinstance(value, h5py.Dataset)
+                        else None
+                    )
+                )
+    return found
+
+
+@tf.keras.utils.register_keras_serializable("tests")
+class Counts(tf.keras.layers.Layer):
+    """Counts the rows that it is evaluated on."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.rows = tf.keras.metrics.Sum()
+
+    def call(self, inputs, training=None):
+        if not training:
+            self.rows.update_state(tf.ones_like(inputs))
+        return inputs
+
+
+def test_no_saved_file_holds_metrics(tmp_path):
+    """The weights stay, at a learning rate of 0, so 100 and 99 rows leave the same numbers."""
+    stats = sdp.SubjectStats.public(n_items=100, n_subjects=100, max_items=1)
+    plan = sdp.plan(
+        sdp.HiGradAvg(1.0), sdp.PoissonItems(100), stats,
+        steps=2, noise_multiplier=200.0, delta=1e-5,
+    )  # fmt: skip
+    found = {}
+    for rows in (100, 99):
+        folder = tmp_path / str(rows)
+        folder.mkdir()
+        x, y = np.ones((rows, 1), np.float32), np.arange(rows, dtype=np.float32)[:, np.newaxis]
+        net = tf.keras.Sequential(
+            [
+                tf.keras.layers.Input([1]),
+                Counts(),
+                tf.keras.layers.Dense(1, kernel_initializer="ones"),
+            ]
+        )
+        net.compile("sgd", "mse", metrics=["mae"])
+        net.evaluate(x, y, verbose=0)
+        model = sdp.PrivateModel(net)
+        optimizer = plan.optimizer(tf.keras.optimizers.SGD(0.0), engine={"strategy": "loop"})
+        model.compile(
+            optimizer=optimizer, loss="mse", metrics=["mae"], weighted_metrics=["mse"]
+        )  # fmt: skip
+        callbacks = [
+            tf.keras.callbacks.ModelCheckpoint(str(folder / "kept.keras")),
+            tf.keras.callbacks.ModelCheckpoint(
+                str(folder / "kept.weights.h5"), save_weights_only=True, save_freq=1
+            ),
+            tf.keras.callbacks.BackupAndRestore(str(folder / "backup"), delete_checkpoint=False),
+        ]
+        model.fit(
+            plan.dataset(x, y, np.arange(rows)), steps_per_epoch=1, epochs=2, verbose=0,
+            callbacks=callbacks, validation_data=(x, y),
+        )  # fmt: skip
+        model.evaluate(x[:1], y[:1] + rows, verbose=0)
+        assert float(model.metrics[-1].result()) != 0.0
+        model.save(str(folder / "model.keras"))
+        tf.keras.models.save_model(model, str(folder / "function.keras"))
+        (folder / "pickle.keras").write_bytes(pickle.dumps(model))
+        model.save_weights(str(folder / "model.weights.h5"))
+        if tf.__version__ < "2.16":
+            model.save_weights(str(folder / "weights"))
+        tf.train.Checkpoint(model=model).save(str(folder / "saved"))
+        tf.train.Checkpoint(model).write(str(folder / "written"))
+        model.export(str(folder / "exported"))
+        with pytest.raises(ValueError, match="SavedModel of a PrivateModel loses the step count"):
+            tf.saved_model.save(model, str(folder / "savedmodel"))
+        found[rows] = numbers(folder)
+    assert found[100].keys() == found[99].keys() and len(found[100]) > 40
+    different = [k for k, value in found[100].items() if not np.array_equal(value, found[99][k])]
+    assert not different
 
 
 def test_a_saved_model_loads_without_custom_objects_and_goes_on(box, plan, tmp_path):
@@ -105,20 +214,13 @@ def test_two_halves_with_a_new_process_between_cost_as_much_as_one_run(box, tmp_
     model.save(path)
     script = f"""
         import numpy as np, tensorflow as tf, tf_subjectdp as sdp
-        import tf_subjectdp.keras
         model = tf.keras.models.load_model({path!r})
         assert model.optimizer.steps_taken == 500
         x = np.ones((1000, 3), np.float32)
         model.fit(model.plan.dataset(x, x[:, :1], np.arange(1000)).take(500), verbose=0)
         model.save({path!r})
     """
-    root = str(pathlib.Path(sdp.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    in_a_new_process(script)
     resumed = tf.keras.models.load_model(path)
     assert resumed.optimizer.steps_taken == 1000
     epsilon = resumed.plan.epsilon(steps=resumed.optimizer.steps_taken)
@@ -187,6 +289,32 @@ def test_the_inner_model_serves_alone(box, plan, tmp_path):
     np.testing.assert_allclose(
         served.predict(box.x, verbose=0), model.predict(box.x, verbose=0), rtol=1e-6
     )
+
+
+@pytest.mark.slow
+def test_a_saved_model_is_served_by_new_processes_with_the_library_and_without(box, plan, tmp_path):
+    model = box.fitted(plan)
+    model.save(str(tmp_path / "private.keras"))
+    model.inner_model.save(str(tmp_path / "inner.keras"))
+    np.save(tmp_path / "x.npy", box.x)
+    np.save(tmp_path / "served.npy", model.predict(box.x, verbose=0))
+    in_a_new_process(f"""
+        import tf_subjectdp
+        import tensorflow as tf
+        model = tf.keras.models.load_model({str(tmp_path / "private.keras")!r})
+        assert type(model) is tf_subjectdp.PrivateModel and model.optimizer.steps_taken == 4
+        model.export({str(tmp_path / "exported")!r})
+    """)
+    in_a_new_process(f"""
+        import sys
+        sys.modules["tf_subjectdp"] = None
+        import numpy as np, tensorflow as tf
+        x, wanted = np.load({str(tmp_path / "x.npy")!r}), np.load({str(tmp_path / "served.npy")!r})
+        inner = tf.keras.models.load_model({str(tmp_path / "inner.keras")!r})
+        np.testing.assert_allclose(inner.predict(x, verbose=0), wanted, rtol=1e-6)
+        exported = tf.saved_model.load({str(tmp_path / "exported")!r})
+        np.testing.assert_allclose(exported.serve(x), wanted, rtol=1e-6)
+    """)
 
 
 @pytest.mark.parametrize("name", ["best.keras", "epoch.weights.h5"])

@@ -171,14 +171,17 @@ def check_rows(tensors: Mapping[str, Any], plan: Any, silo: int) -> None:
         )
     if plan.view == "average" and items > facts.n_items:
         raise ValueError(f"{message}: a secure sum could cut off its noise; plan with its stats.")
+    # Without the numbers: a log is kept, and they are exact.
     _warn_once(
-        f"{message}; {_AS_PLANNED} Are the silos in the order of the "
-        f"plan's names, {list(plan.names)}?"
+        f"silo {plan.names[silo]!r} has another number of items than the plan was made for; "
+        f"{_AS_PLANNED} Are the silos in the order of the plan's names, {list(plan.names)}?",
+        (items, facts.n_items),
     )
 
 
 @functools.lru_cache(maxsize=1024)
-def _warn_once(message: str) -> None:
+def _warn_once(message: str, numbers: tuple[int, int]) -> None:
+    """Logs what is said of these numbers, without them."""
     _log.warning(message)
 
 
@@ -217,8 +220,9 @@ def _check_elements(subject: np.ndarray, pair: np.ndarray, plan: Any, silo: int)
     found = int(pair.max(initial=-1)) + 1
     if counted is not None and found != counted[silo].n_elements:
         _warn_once(
-            f"silo {plan.names[silo]!r} has {found} elements of subjects and the plan was made for "
-            f"{counted[silo].n_elements}; {_AS_PLANNED}"
+            f"silo {plan.names[silo]!r} has another number of elements than the plan was made for; "
+            f"{_AS_PLANNED}",
+            (found, counted[silo].n_elements),
         )
 
 

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks: stop before a budget is overspent, show epsilon, and keep count through a crash.
+"""Callbacks: stop before a budget is overspent, show epsilon, keep count through a crash; and what is
+said of callbacks that look at the data.
 
 Knows `PrivateModel` and its plan. Imports Keras, `trackers` and the plan's methods only.
 """
 
 import json
+import logging
 import math
 import numbers
 import os
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +21,14 @@ import tensorflow as tf
 from tf_subjectdp.keras import compat
 from tf_subjectdp.keras.trackers import EPSILON_POINTS, NAMES
 from tf_subjectdp.plans import UNITS, Plan, rounded_up
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+    import msvcrt
+
+_log = logging.getLogger("tf_subjectdp")
 
 
 def _plan_of(callback: Any) -> Any:
@@ -28,6 +39,13 @@ def _plan_of(callback: Any) -> Any:
             "compile(optimizer=plan.optimizer(inner))."
         )
     return plan
+
+
+def steps_per_call(model: Any) -> int:
+    """The steps that one call of the training function takes."""
+    value = getattr(model, "_steps_per_execution", None)
+    value = getattr(model, "steps_per_execution", 1) if value is None else value
+    return int(value.numpy()) if hasattr(value, "numpy") else int(value or 1)
 
 
 def _is_number(value: Any) -> bool:
@@ -46,7 +64,8 @@ def steps_within(epsilon_of: Callable[[int], float], budget: float, most: int) -
 
 
 class PrivacyBudget(tf.keras.callbacks.Callback):
-    """Stops training before the next step would overspend a budget smaller than the plan's.
+    """Stops training before the next step would overspend a budget smaller than the plan's, and says so
+    in the log of "tf_subjectdp" when training ends.
 
     What elements fitted on the private data cost is part of it (`Plan.total_epsilon`).
 
@@ -54,6 +73,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
       epsilon: the budget, above 0.
       delta: the delta at which it is meant; None takes the plan's.
       unit: "subject", "element" or "item"; None takes the plan's.
+
+    Attributes:
+      stopped: why the last `fit` was stopped; None if it was not.
     """
 
     def __init__(self, epsilon: float, *, delta: float | None = None, unit: str | None = None):
@@ -65,17 +87,19 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         if unit not in (None, *UNITS):
             raise ValueError(f"unit={unit!r} is unknown; use one of {UNITS} or None.")
         self.epsilon, self.delta, self.unit = float(epsilon), delta, unit
+        self.stopped: str | None = None
         self._allowed = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         plan = _plan_of(self)
+        self.stopped = None
         self._allowed = steps_within(
             lambda steps: plan.known_epsilon(self.delta, unit=self.unit, steps=steps),
             self.epsilon,
             plan.steps,
         )
         taken = self.model.optimizer.steps_at_new_pass
-        if taken + self._per_call() > self._allowed:
+        if taken + steps_per_call(self.model) > self._allowed:
             raise ValueError(
                 f"{taken} steps are taken, and a budget of epsilon={self.epsilon:g} allows "
                 f"{self._allowed}: not one more call of the training function fits in. Raise the "
@@ -88,29 +112,37 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         fit = plan.known_epsilon(self.delta, unit=self.unit, steps=0)
         return f", of which the fit of the elements alone has spent {rounded_up(fit)}"
 
-    def _per_call(self) -> int:
-        value = getattr(self.model, "_steps_per_execution", None)
-        value = getattr(self.model, "steps_per_execution", 1) if value is None else value
-        return int(value.numpy()) if hasattr(value, "numpy") else int(value or 1)
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.model.optimizer.steps_taken + self._per_call() > self._allowed:
-            self.model.stop_training = True
+        self._stop_at(self.model.optimizer.steps_taken)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         # The next epoch may begin a new pass over shuffled data, and this one then counts whole.
-        if self.model.optimizer.steps_at_new_pass + self._per_call() > self._allowed:
+        self._stop_at(self.model.optimizer.steps_at_new_pass)
+
+    def _stop_at(self, counted: int) -> None:
+        if counted + steps_per_call(self.model) > self._allowed:
             self.model.stop_training = True
+            if self._allowed < self.model.optimizer.plan.steps:
+                self.stopped = (
+                    f"PrivacyBudget stopped the training: epsilon={self.epsilon:g} allows "
+                    f"{self._allowed} steps of the plan's {self.model.optimizer.plan.steps}, and "
+                    f"{counted} are counted."
+                )
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self.stopped:
+            _log.warning(self.stopped)
 
 
 class PrivacyScalars(tf.keras.callbacks.Callback):
-    """Adds epsilon so far to the progress bar, the history and TensorBoard's epoch scalars.
+    """Adds epsilon so far to the progress bar, the history and what TensorBoard's callback writes.
 
     The share of clipped terms (`clipped`) and the signal-to-noise ratio are shown always. Epsilon is
     computed at 20 points of the plan and rounded up in between, so it is never too low.
 
     Args:
-      log_dir: also write the scalars per epoch here, under "privacy", for TensorBoard; None does not.
+      log_dir: also write epsilon per epoch here, under "privacy", for TensorBoard; None does not. The
+        other scalars look at the data and are written to no file.
     """
 
     def __init__(self, log_dir: str | None = None):
@@ -130,12 +162,10 @@ class PrivacyScalars(tf.keras.callbacks.Callback):
             self._writer = tf.summary.create_file_writer(os.path.join(self.log_dir, "privacy"))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._writer is None:
+        if self._writer is None or not logs or "epsilon" not in logs:
             return
         with self._writer.as_default():
-            for name in ("epsilon", "clipped", "signal_to_noise"):
-                if logs and name in logs:
-                    tf.summary.scalar(f"privacy/{name}", logs[name], step=epoch)
+            tf.summary.scalar("privacy/epsilon", logs["epsilon"], step=epoch)
         self._writer.flush()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -149,7 +179,10 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
 
     A checkpoint holds the count of the moment when it was written; steps taken after it and lost in a
     crash were released all the same. The ledger reserves steps before they are taken; on the next
-    start the reserved ones count as taken.
+    start the reserved ones count as taken, and `fit` takes the steps that are then left.
+
+    One training at a time writes to a ledger: `path.lock` beside it is locked by the operating system
+    from the beginning of `fit` to its end, however it ends.
 
     Args:
       path: a JSON file; made if it is not there.
@@ -163,6 +196,43 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
         self.path, self.reserve = Path(path), reserve
         self._reserved = 0
         self._known = 0
+        self._lock: IO[bytes] | None = None
+
+    def open(self, optimizer: Any) -> None:
+        """Locks the file and counts what it says was taken; `fit` does this before it begins.
+
+        Raises:
+          ValueError: another training has it, or as `recover`.
+        """
+        if self._lock is not None:
+            raise ValueError(self._in_use())
+        lock = self.path.with_name(self.path.name + ".lock").open("ab")
+        try:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            else:
+                msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            lock.close()
+            raise ValueError(f"{self._in_use()} ({error})") from error
+        self._lock = lock
+        try:
+            self.recover(optimizer)
+        except ValueError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Gives the lock back; `fit` does this when it ends."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _in_use(self) -> str:
+        return (
+            f"{self.path} is in use by another training, in this process or in another one, whose steps "
+            "it would not count; wait for its end, or name one file a model"
+        )
 
     def recover(self, optimizer: Any) -> None:
         """Counts what the file says was taken.
@@ -192,27 +262,23 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         _plan_of(self)
         optimizer = self.model.optimizer
-        self.recover(optimizer)
+        if self._lock is None:
+            self.open(optimizer)
         self._known = optimizer.steps_taken
-        if optimizer.steps_at_new_pass >= optimizer.plan.steps:
-            raise ValueError(
-                f"by {self.path} all {optimizer.plan.steps} steps of the plan are taken. For a new "
-                "model name a new file; to go on with this one, extend_plan."
-            )
         self._write(self._known)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         # Another callback (BackupAndRestore) may have restored an older count since.
         self.model.optimizer.count_lost_steps(self._known)
         taken = self._known = self.model.optimizer.steps_taken
-        if taken + self._per_call() > self._reserved:
+        per_call = steps_per_call(self.model)
+        if taken + per_call > self._reserved:
             planned = _plan_of(self).steps
-            self._write(min(taken + max(self.reserve, self._per_call()), max(planned, taken)))
-
-    _per_call = PrivacyBudget._per_call
+            self._write(min(taken + max(self.reserve, per_call), max(planned, taken)))
 
     def on_train_end(self, logs: Any = None) -> None:
         self._write(self.model.optimizer.steps_taken)
+        self.close()
 
     def _write(self, steps: int) -> None:
         self._reserved = steps
@@ -226,25 +292,45 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
 
 
 class _KeepCount(tf.keras.callbacks.Callback):
-    """Undoes what a restored backup takes from the count: the steps since were released."""
+    """Undoes what a restored backup takes from the count, since those steps were released; and ends `fit`
+    with the last step that there is, where Keras would ask for more data.
 
-    def __init__(self, steps: int):
+    Args:
+      steps: the count when `fit` begins.
+      last: the count at which it ends; None leaves that to Keras.
+      whole_calls: whether the last call of the training function must be a whole one.
+    """
+
+    def __init__(self, steps: int, last: int | None, whole_calls: bool):
         super().__init__()
-        self._steps = steps
+        self._steps, self._last, self._whole_calls = steps, last, whole_calls
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.model.optimizer.count_lost_steps(self._steps)
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._last is not None:
+            least = steps_per_call(self.model) if self._whole_calls else 1
+            if self.model.optimizer.steps_taken + least > self._last:
+                self.model.stop_training = True
 
-def fit_callbacks(callbacks: list[Any], verbose: Any, steps_taken: int) -> list[Any]:
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._last is not None and self._whole_calls:  # the next epoch is another pass
+            if self.model.optimizer.steps_at_new_pass + steps_per_call(self.model) > self._last:
+                self.model.stop_training = True
+
+
+def fit_callbacks(
+    callbacks: list[Any], verbose: Any, steps_taken: int, last: int | None, whole_calls: bool
+) -> list[Any]:
     """What `PrivateModel.fit` adds to the user's callbacks, to come after them.
 
     Args:
       callbacks: the user's.
       verbose: `fit`'s argument.
-      steps_taken: the count when `fit` begins.
+      steps_taken, last, whole_calls: of `_KeepCount`.
     """
-    added: list[Any] = [_KeepCount(steps_taken)]
+    added: list[Any] = [_KeepCount(steps_taken, last, whole_calls)]
     bar = tf.keras.callbacks.ProgbarLogger
     if not compat.KERAS_3 and verbose in ("auto", 1, True):
         if not any(isinstance(callback, bar) for callback in callbacks):
@@ -252,3 +338,79 @@ def fit_callbacks(callbacks: list[Any], verbose: Any, steps_taken: int) -> list[
             # over the steps; these are running figures already.
             added.append(bar(count_mode="steps", stateful_metrics=list(NAMES)))
     return added
+
+
+# What decides nothing by a figure of the data, and writes none. Keras 2 and 3 have some each.
+_BLIND = (
+    *(PrivacyBudget, PrivacyScalars, PrivacyLedger),
+    *(
+        getattr(tf.keras.callbacks, name)
+        for name in (
+            "BackupAndRestore",
+            "BaseLogger",
+            "Callback",
+            "History",
+            "LearningRateScheduler",
+            "ProgbarLogger",
+            "SwapEMAWeights",
+        )
+        if hasattr(tf.keras.callbacks, name)
+    ),
+)
+# Figures in the logs that do not look at the data.
+_PUBLIC = ("batch", "epoch", "epsilon", "learning_rate", "lr")
+
+
+def uncovered(callbacks: Sequence[Any], public_validation: bool) -> list[str]:
+    """What a statement must say first of callbacks that see un-noised losses and metrics.
+
+    Args:
+      callbacks: those of `fit`; any of a class that is not known to be blind counts as one that decides.
+      public_validation: the user's word that figures named "val_..." are of public data.
+    """
+    sentences = []
+    for callback in callbacks:
+        name, (decides, writes) = type(callback).__name__, _uses(callback)
+        private = [
+            [figure for figure in uses if not (public_validation and figure.startswith("val_"))]
+            for uses in (decides, writes)
+        ]
+        if private[0]:
+            sentences.append(
+                f"NOT COVERED by any figure below: the callback {name} saw {private[0][0]}, which nobody "
+                "noised, and what it decided by that: the number of steps, the learning rates and the "
+                "weights that were kept may be no public constants."
+            )
+        elif decides:
+            sentences.append(
+                f"NOT COVERED by any figure below: the callback {name} decided by {decides[0]}. That "
+                "costs nothing if the validation data are public, which is the user's word "
+                "(public_validation=True)."
+            )
+        if private[1]:
+            sentences.append(
+                f"NOT COVERED by any figure below: the callback {name} wrote {private[1][0]}, which "
+                "nobody noised, to a file, into its name or to a server."
+            )
+    return sentences
+
+
+def _uses(callback: Any) -> tuple[list[str], list[str]]:
+    """The figures by which a callback decides, and those that it writes."""
+    keras, kind = tf.keras.callbacks, type(callback)
+    decides, writes = [], []
+    if kind in _BLIND:
+        pass
+    elif kind in (keras.EarlyStopping, keras.ReduceLROnPlateau):
+        decides = [callback.monitor]
+    elif kind is keras.TerminateOnNaN:
+        decides = ["loss"]
+    elif kind is keras.ModelCheckpoint:
+        decides = [callback.monitor] if callback.save_best_only else []
+        fields = [field for _, field, *_ in string.Formatter().parse(str(callback.filepath))]
+        writes = [field for field in fields if field]
+    elif kind in (keras.CSVLogger, keras.RemoteMonitor, keras.TensorBoard):
+        writes = ["losses and metrics of the data"]
+    else:
+        decides = ["losses and metrics of the data"]
+    return tuple([use for use in uses if use not in _PUBLIC] for uses in (decides, writes))

@@ -76,7 +76,12 @@ def seed_handles(layers: Any) -> set[int]:
 
 
 def require_optimizer(inner: Any) -> None:
-    """TypeError unless `inner` is an optimizer that takes the gradients it is given, as they are."""
+    """Refuses an optimizer that does not take the gradients it is given, as they are, at every step.
+
+    Raises:
+      TypeError: no optimizer of this Keras, or one that scales the loss.
+      ValueError: one that accumulates gradients.
+    """
     name = f"{type(inner).__module__}.{type(inner).__name__}"
     if not isinstance(inner, tf.keras.optimizers.Optimizer):
         raise TypeError(
@@ -88,6 +93,13 @@ def require_optimizer(inner: Any) -> None:
             f"inner is a {name}, which would divide the noised step by a loss scale that was never "
             "applied; pass the optimizer inside it: clipping works on float32 gradients of the plain "
             "loss."
+        )
+    if getattr(inner, "gradient_accumulation_steps", None) is not None:
+        raise ValueError(
+            f"inner is a {name} with gradient_accumulation_steps="
+            f"{inner.gradient_accumulation_steps}: every small step would be noised and paid for, and "
+            "the update would be a mean of noises. Plan with a batch so many times as large instead; "
+            "memory does not grow with it, since a batch goes through the model in chunks."
         )
 
 

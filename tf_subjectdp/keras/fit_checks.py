@@ -4,7 +4,7 @@
 Knows the plan and Keras's arguments of `fit`; imports the optimizer and `batches`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -23,12 +23,33 @@ def check_dataset(dataset: tf.data.Dataset, optimizer: DPOptimizer) -> None:
         )
 
 
-def check_budget(dataset: tf.data.Dataset, optimizer: DPOptimizer, kwargs: dict[str, Any]) -> None:
-    """ValueError if `fit` with these arguments would take more steps than the plan has left."""
+class Length(NamedTuple):
+    """How many steps a `fit` takes.
+
+    Attributes:
+      steps: the steps in all.
+      asked: those that Keras would ask for, which may be more than the data have.
+      one_pass: whether they are one pass over the data.
+    """
+
+    steps: int
+    asked: int
+    one_pass: bool
+
+
+def check_budget(
+    dataset: tf.data.Dataset, optimizer: DPOptimizer, kwargs: dict[str, Any]
+) -> Length:
+    """The length of a `fit` with these arguments.
+
+    Raises:
+      ValueError: it would take more steps than the plan has left.
+    """
     available = int(dataset.cardinality().numpy())
     epochs = batches.whole("epochs", kwargs.get("epochs", 1))
     passes = max(epochs - batches.whole("initial_epoch", kwargs.get("initial_epoch") or 0), 0)
     per_epoch = kwargs.get("steps_per_epoch")
+    one_pass = False
     if per_epoch is None or batches.whole("steps_per_epoch", per_epoch, 1) == available:
         # Keras starts the dataset anew at each epoch.
         # Of shuffled epochs, one that a pass before the last leaves unfinished counts whole.
@@ -36,11 +57,12 @@ def check_budget(dataset: tf.data.Dataset, optimizer: DPOptimizer, kwargs: dict[
             max(passes - 1, 0) * optimizer._whole_epochs(available) + min(passes, 1) * available
         )
     else:
-        requested = min(passes * int(per_epoch), available)
+        requested, one_pass = min(passes * int(per_epoch), available), True
     planned, left = optimizer.plan.steps, optimizer.steps_left
     used_up = passes > 0 and available == left == 0  # of dataset.take(steps_left), for instance
     if requested <= left and not used_up:
-        return
+        asked = passes * int(per_epoch) if one_pass else requested
+        return Length(requested, asked, one_pass or passes == 1)
     hints = []
     if per_epoch is None and passes > 1:
         hints.append(
@@ -61,3 +83,32 @@ def check_budget(dataset: tf.data.Dataset, optimizer: DPOptimizer, kwargs: dict[
         f"fit asks for {requested} steps, and {left} of the plan's {planned} are left ({taken} "
         f"taken{begun}). You may: {'; or '.join(hints)}."
     )
+
+
+def shortened(
+    dataset: tf.data.Dataset, optimizer: DPOptimizer, length: Length
+) -> tuple[tf.data.Dataset, int | None]:
+    """The data and the last step of a `fit` after a ledger was read, by which fewer steps may be left.
+
+    Args:
+      dataset, optimizer: of the `fit`.
+      length: what `check_budget` said before the ledger was read.
+
+    Returns:
+      The dataset, cut to what is left; and the step count at which `fit` has to end, None where Keras
+      ends there by itself.
+
+    Raises:
+      ValueError: nothing is left.
+    """
+    left = optimizer.steps_left
+    if length.steps > 0 and left == 0:
+        raise ValueError(
+            f"by its ledger all {optimizer.plan.steps} steps of the plan are taken, with those that a "
+            "crash may have lost. For a new model name a new ledger; to go on with this one, pay for "
+            "more with model.extend_plan(epochs=...) or (steps=...)."
+        )
+    if length.asked <= left and length.asked == length.steps:
+        return dataset, None
+    last = optimizer.steps_at_new_pass + min(length.steps, left)
+    return (dataset.take(left) if left < length.steps else dataset), last

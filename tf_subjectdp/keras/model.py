@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_subjectdp import clipping
 from tf_subjectdp.keras import batches, compat, fit_checks, validation
-from tf_subjectdp.keras.callbacks import PrivacyScalars, fit_callbacks
+from tf_subjectdp.keras.callbacks import PrivacyLedger, PrivacyScalars, fit_callbacks, uncovered
 from tf_subjectdp.keras.item_loss import ItemLoss
 from tf_subjectdp.keras.optimizer import DPOptimizer
 from tf_subjectdp.keras.part_engines import Statistics
@@ -129,17 +129,26 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
 
     # -- fit ----------------------------------------------------------------------------------------
 
-    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+    def fit(
+        self, x: Any = None, y: Any = None, *, public_validation: bool = False, **kwargs: Any
+    ) -> Any:
         """Trains as Keras's `fit` does, within the plan's steps.
+
+        Callbacks that may decide something by losses and metrics, which nobody noises, are named in the
+        first lines of the statement, since epsilon does not cover what they decide.
 
         Args:
           x: `plan.dataset(...)`.
+          public_validation: your word that the validation data are public, so that callbacks that monitor
+            "val_..." (EarlyStopping, ReduceLROnPlateau, ModelCheckpoint) look at nobody who is protected.
           **kwargs: Keras's own (epochs, steps_per_epoch, initial_epoch, callbacks, ...).
 
         Raises:
           ValueError: data without people or not drawn as planned, or more steps than are left.
         """
         optimizer = self._optimizer()
+        if not isinstance(public_validation, bool):
+            raise TypeError(f"public_validation={public_validation!r} must be True or False.")
         if not isinstance(x, tf.data.Dataset) or y is not None:
             raise ValueError(batches.NEEDS_DATASET)
         for name in ("class_weight", "sample_weight"):
@@ -151,16 +160,32 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
                 "validation_data=(x, y) of other people."
             )
         fit_checks.check_dataset(x, optimizer)
+        length, last = None, None
         if optimizer.plan is not None:
-            fit_checks.check_budget(x, optimizer, kwargs)
-        self._prepare(x.element_spec)
+            length = fit_checks.check_budget(x, optimizer, kwargs)
         callbacks = _flat(kwargs.pop("callbacks", None))
-        self._show_epsilon(callbacks)
-        before = self._trackers.total_non_finite()
-        extra = fit_callbacks(callbacks, kwargs.get("verbose", "auto"), optimizer.steps_taken)
+        before, opened = self._trackers.total_non_finite(), []
         try:
+            if length is not None:
+                for ledger in callbacks:
+                    if isinstance(ledger, PrivacyLedger):
+                        ledger.open(optimizer)
+                        opened.append(ledger)
+                x, last = fit_checks.shortened(x, optimizer, length)
+            self._prepare(x.element_spec)
+            self._show_epsilon(callbacks)
+            for sentence in uncovered(callbacks, public_validation):
+                self._releases.remark(sentence)
+            whole_calls = length is not None and not length.one_pass
+            extra = fit_callbacks(
+                callbacks, kwargs.get("verbose", "auto"), optimizer.steps_taken, last, whole_calls
+            )
+            # The plan has drawn the batches; Keras would say that it does not shuffle them.
+            kwargs["shuffle"] = False
             return super().fit(x, callbacks=[*callbacks, *extra], **kwargs)
         finally:
+            for ledger in opened:
+                ledger.close()
             optimizer._parts.restore()
             self._note_releases()
             self._warn_non_finite(self._trackers.total_non_finite() - before)
@@ -338,8 +363,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
     def _warn_non_finite(self, count: int) -> None:
         if count:
             warnings.warn(
-                f"{count} item gradients were NaN or infinite and counted as zero; look at the "
-                "inputs, the loss and the learning rate.",
+                "item gradients were NaN or infinite and counted as zero; look at the inputs, the loss "
+                "and the learning rate.",
                 RuntimeWarning,
                 stacklevel=3,
             )

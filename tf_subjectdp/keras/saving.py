@@ -11,9 +11,54 @@ import tensorflow as tf
 from tf_subjectdp.keras import compat
 from tf_subjectdp.keras.optimizer import DPOptimizer
 
+_TO_SERVE = (
+    "Use save('....keras') to go on training; to serve, model.export(folder), or "
+    "model.inner_model.save('....keras'): these need this library no more."
+)
+_NO_SAVED_MODEL = (
+    f"a SavedModel of a PrivateModel loses the step count that epsilon depends on. {_TO_SERVE}"
+)
+
+
+def _has_metrics(value: Any) -> bool:
+    """Whether an attribute is a metric, or a list or dict with one."""
+    parts = value.values() if isinstance(value, dict) else value
+    if isinstance(parts, (list, tuple, set)) or isinstance(value, dict):
+        return any(_has_metrics(part) for part in parts)
+    return isinstance(value, tf.keras.metrics.Metric)
+
 
 class SavesPrivacyState:
-    """The part of `PrivateModel` that saves; mixed in before `tf.keras.Model`."""
+    """The part of `PrivateModel` that saves; mixed in before `tf.keras.Model`.
+
+    Metrics look at the data un-noised, so they are no part of what is saved: Keras's files are made of
+    the attributes that `dir` names, TensorFlow's checkpoints of `_trackable_children`.
+    """
+
+    def __dir__(self) -> list[str]:
+        own = self.__dict__
+        return [
+            name
+            for name in super().__dir__()
+            if name != "metrics" and not _has_metrics(own.get(name))
+        ]
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        if save_type == "savedmodel":
+            raise ValueError(_NO_SAVED_MODEL)
+        self._forget_inner_metrics()
+        children = super()._trackable_children(save_type, **kwargs)
+        return {name: child for name, child in children.items() if not _has_metrics(child)}
+
+    def save_own_variables(self, store: Any) -> None:
+        # Keras comes here before it goes on to the layers.
+        self._forget_inner_metrics()
+        super().save_own_variables(store)
+
+    def _forget_inner_metrics(self) -> None:
+        """Sets to zero what the wrapped model or its layers keep in metrics of their own."""
+        for metric in self.inner_model.metrics:
+            metric.reset_state()
 
     def make_optimizer_variables(self) -> None:
         """Makes what a saved state fills, where the model is ready; Keras waits for the first step."""
@@ -30,8 +75,7 @@ class SavesPrivacyState:
         if not str(filepath).endswith(".keras"):
             raise ValueError(
                 f"{filepath} is not a '.keras' file: the older formats lose the step count that epsilon "
-                "depends on. Use save('....keras') to go on training, or "
-                "model.inner_model.save(...) / tf.saved_model.save(model.inner_model, ...) to serve."
+                f"depends on. {_TO_SERVE}"
             )
         if kwargs.get("save_format") not in (None, "keras"):
             raise ValueError(
@@ -39,6 +83,10 @@ class SavesPrivacyState:
             )
         self.make_optimizer_variables()
         return super().save(filepath, *args, **kwargs)
+
+    def export(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras: the inner model, to be served where this library is not installed."""
+        return self.inner_model.export(filepath, *args, **kwargs)
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         """As in Keras, except that a file without the step count is refused.

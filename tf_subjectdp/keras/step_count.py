@@ -14,9 +14,17 @@ import tensorflow as tf
 from tf_subjectdp.keras import compat
 from tf_subjectdp.keras.batches import Draw
 from tf_subjectdp.plans import Plan
+from tf_subjectdp.sampling.dataset import LAST_PASS, new_pass
 
-# Passes over a plan's dataset share this many places, by their random numbers.
+# Passes over a plan's dataset share this many places, by their numbers. A place knows the newest pass
+# that was trained on and refuses older ones, so that nothing that was trained on is ever forgotten.
 _PLACES = 1024
+_REPLAYED = (
+    "This batch was trained on before, or out of its order, or it may have been: it comes from another "
+    "process, from a pass that began before this optimizer was made, or from one that is "
+    f"{_PLACES} passes behind. The steps of a plan are independent draws: iterate over plan.dataset(...) "
+    "itself, not over a list, a file, a cache or a shuffling of its batches. Step:"
+)
 
 
 class _Seen(tf.train.experimental.PythonState):
@@ -28,7 +36,8 @@ class _Seen(tf.train.experimental.PythonState):
       counters: the optimizer's saved variables, steps released and those drawn with a seed, which a
         checkpoint may set back.
       state: int64 [4]: the same two, never set back; pass and step of the last batch.
-      steps: int64 [_PLACES, 2]: a pass, and the last of its steps that was trained on.
+      steps: int64 [_PLACES, 2]: a pass, and the last of its steps that was trained on; at first the pass
+        that was the newest when the optimizer was made, with no step left.
     """
 
     def __init__(self, counters: Sequence[Any]):
@@ -37,7 +46,7 @@ class _Seen(tf.train.experimental.PythonState):
             given = {"dtype": tf.int64, "trainable": False}
             given["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
             self.state = tf.Variable([0, 0, -1, -1], name="seen", **given)
-            self.steps = tf.Variable(tf.fill([_PLACES, 2], tf.constant(-1, tf.int64)), **given)
+            self.steps = tf.Variable([[new_pass(), tf.int64.max]] * _PLACES, **given)
 
     def counts(self) -> list[int]:
         """Steps released, and how many of them were drawn with a seed."""
@@ -118,13 +127,12 @@ class CountsSteps:
         if self.plan is not None:
             place = draw.number % _PLACES
             met, met_step = tf.unstack(tf.gather(self._seen.steps, place))
+            newer = (draw.number > met) & (draw.number <= LAST_PASS)
             guards.append(
                 tf.debugging.Assert(
-                    tf.not_equal(met, draw.number) | (draw.step > met_step),
+                    newer | (tf.equal(draw.number, met) & (draw.step > met_step)),
                     [
-                        "This batch was trained on before, or out of its order. The steps of a plan are "
-                        "independent draws: iterate over plan.dataset(...) itself, not over a list, a "
-                        "cache or a shuffling of its batches. Step:",
+                        _REPLAYED,
                         draw.step,
                     ],
                 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,8 +58,8 @@ def to_dataset(
       A dataset of `(x, y, extras)`, the batch dimension unknown in its spec. `extras` has
       `"subject"` and, if given, `"element"` (int64 [b], -1 for padding), `"weight"` (float32 [b], 0
       for padding), `"mask"` (bool [b], False for padding), `"seeded"` (bool scalar), and the int64
-      scalars `"plan"` (the fingerprint), `"pass"` (a number drawn for each pass over the dataset) and
-      `"step"` (the number of the step in its pass), by which a replay is found out. Every element of the
+      scalars `"plan"` (the fingerprint), `"pass"` (of `new_pass`) and `"step"` (the number of the step in
+      its pass), by which a replay is found out. Every element of the
       dataset has at least one row: an empty batch is one row of padding, with the features of row 0.
 
     Raises:
@@ -80,7 +81,7 @@ def to_dataset(
         drawn_by_seed = tf.constant(bool(seeded))
 
     def draws() -> Iterator[np.ndarray]:
-        this_pass = int.from_bytes(os.urandom(8), "big") >> 1
+        this_pass = new_pass()
         step = 0
         for rows in blocks(itertools.islice(indices_factory(), steps)):
             yield pack([pad_rows(drawn, pad_to) for drawn in rows], this_pass, step)
@@ -123,6 +124,21 @@ def to_dataset(
     dataset = dataset.with_options(options)
     setattr(dataset, MARK, int(fingerprint))
     return dataset
+
+
+# Passes are numbered in the order in which they begin. A process has 2^32 numbers, from a random one on,
+# so that those of another process, which say nothing about an order, are told apart.
+_FIRST_PASS = int.from_bytes(os.urandom(4), "big") >> 1 << 32
+LAST_PASS = _FIRST_PASS + 2**32 - 1
+_passes = itertools.count(_FIRST_PASS)
+_numbering = threading.Lock()
+
+
+def new_pass() -> int:
+    """The number of a pass that begins now: above those of all passes that began before in this process,
+    and at most `LAST_PASS`."""
+    with _numbering:
+        return next(_passes)
 
 
 def blocks(draws: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
