@@ -92,6 +92,16 @@ def test_the_length_of_a_row_may_be_unknown_when_it_is_traced():
         )
 
 
+def test_a_compiled_program_adds_squares_in_blocks_too():
+    @tf.function(jit_compile=True)
+    def compiled(row):
+        return norms.squares_of_rows(row, one_pass=False)
+
+    for size in (2**23, 2**23 + 1):
+        exact = size * float(np.float32(0.11)) ** 2
+        assert exact <= compiled(tf.fill([1, size], 0.11)).numpy()[0] <= exact * (1.0 + 3.2e-5)
+
+
 @pytest.mark.parametrize("kind", ["constant", "normal"])
 def test_a_row_of_a_hundred_million_numbers_is_not_clipped_to_more_than_the_bound(kind):
     row = tf.fill([1, 10**8], 0.37)
