@@ -2,6 +2,7 @@
 """The clipped sum of a linear model, whose gradient of a row IS the row, against NumPy loops."""
 
 import functools
+import math
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_subjectdp.clipping import BatchPartition, EngineOptions, clipped_sum
+from tf_subjectdp.clipping import BatchPartition, EngineOptions, PartUpdates, clipped_sum
+from tf_subjectdp.clipping import partition as partitions
+from tf_subjectdp.keras import compat
 
 STRATEGIES = ("vectorized", "loop")
 KINDS = ("linear", "grouped")
@@ -226,3 +229,49 @@ def test_what_is_added_to_a_batch_does_not_depend_on_the_chunk_it_falls_into():
     ]
     for other in sums[1:]:
         np.testing.assert_allclose(other, sums[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def large():
+    """A layer of 10^8 weights, and a loss whose gradient is (row of the first) x (row of the second)."""
+    width = 10**4
+    layer = tf.keras.layers.Dense(width, use_bias=False, kernel_initializer="zeros")
+    model = tf.keras.Sequential([tf.keras.Input([width]), layer])
+
+    def product(rows):
+        return tf.reduce_sum(model(rows[0]) * rows[1], axis=1), ()
+
+    yield model, product, width
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["norm_only", "loop", "vectorized", "parts"])
+def test_one_person_moves_a_hundred_million_weights_by_no_more_than_the_bound(engine, large):
+    """In float32 their squares add up to a thousandth less than they should."""
+    model, product, width = large
+    updates = PartUpdates(model.trainable_variables) if engine == "parts" else None
+    people, both = tf.constant([5, 5]), tf.constant([True, True])
+    kinds = {"group": partitions.subject_mean_terms(people, both)}
+    if engine != "parts":
+        kinds["item"] = partitions.item_terms(tf.constant([True, False]))
+    for terms in kinds.values():
+
+        @tf.function(autograph=False)
+        def moves(rows, terms=terms):
+            return clipped_sum(
+                product,
+                [compat.raw(v) for v in model.trainable_variables],
+                rows,
+                terms,
+                1.0,
+                strategy="loop" if engine == "parts" else engine,
+                layers=compat.all_layers(model),
+                updates=updates,
+            ).total[0]
+
+        constant = tf.fill([2, width], 0.11), tf.ones([2, width])
+        normal = (tf.random.stateless_normal([2, width], [1, k]) for k in (1, 2))
+        for rows in (constant, tuple(normal)):
+            total = moves(rows).numpy()
+            moved = math.sqrt(sum(np.sum(np.square(row.astype(np.float64))) for row in total))
+            assert 1.0 - 1e-4 < moved <= 1.0 + 2e-6

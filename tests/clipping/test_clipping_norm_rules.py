@@ -175,7 +175,8 @@ def test_fast_equals_slow_equals_numpy(name):
         for (engine, kind), found in zip(wanted, all_found, strict=True):
             expected = oracle(gradients, kind, bound)
             apart = np.linalg.norm(found.numpy() - expected) / np.linalg.norm(expected)
-            assert apart < 1e-5, (engine, kind)
+            # Norms that are rounded up.
+            assert apart < 3e-5, (engine, kind)
 
 
 @pytest.mark.parametrize(

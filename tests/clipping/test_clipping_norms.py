@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms and clip factors at the edges of float16 and float32."""
+"""Norms and clip factors at the edges of float16 and float32, and of very long gradients."""
+
+import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tf_subjectdp.clipping import norms
 
@@ -18,7 +22,7 @@ def test_norm_runs_over_all_variables_of_a_row():
     rng = np.random.default_rng(1)
     parts = [rng.normal(size=(5, *shape)).astype(np.float32) for shape in ((3, 2), (), (7,))]
     flat = np.concatenate([p.reshape(5, -1) for p in parts], axis=1).astype(np.float64)
-    np.testing.assert_allclose(row_norms(*parts), np.linalg.norm(flat, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(row_norms(*parts), np.linalg.norm(flat, axis=1), rtol=2e-6)
 
 
 def test_float16_gradients_whose_squares_overflow_keep_their_norm():
@@ -51,6 +55,64 @@ def test_variables_without_elements_do_not_disturb_the_norm():
     np.testing.assert_allclose(
         row_norms(huge, np.zeros((2, 0), np.float32)), [5e25, 2.0], rtol=1e-6
     )
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(st.integers(0, 40) | st.sampled_from([257, 3000, 4099, 65536]), max_size=3),
+    exponents=st.lists(st.floats(-45.0, 17.0), min_size=1, max_size=4),
+    constant=st.booleans(),
+    rows=st.integers(1, 3),
+    one_pass=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_squares_of_any_magnitudes_and_lengths_are_never_too_small_and_hardly_too_large(
+    sizes, exponents, constant, rows, one_pass, seed
+):
+    random = np.random.default_rng(seed)
+    shape = [rows, *sizes] if math.prod(sizes) < 10**5 else [rows, *sizes[:1]]
+    powers = 10.0 ** np.array(exponents)
+    values = random.choice(powers, shape) * (1.0 if constant else random.normal(size=shape))
+    values = values.astype(np.float32)
+    found = norms.squares_of_rows(tf.constant(values), one_pass=one_pass).numpy()
+    for row, square in zip(values.reshape(rows, -1).astype(np.float64), found, strict=True):
+        exact = math.fsum(np.square(row).tolist())
+        assert exact <= square + 2.4e-38 * row.size
+        assert square <= exact * (1.0 + 3.2e-5)
+
+
+def test_the_length_of_a_row_may_be_unknown_when_it_is_traced():
+    traced = tf.function(
+        norms.squares_of_rows, input_signature=[tf.TensorSpec([None, None, 3], tf.float32)]
+    )
+    for rows, length in ((0, 5), (2, 0), (2, 5), (3, 2**11)):
+        given = np.random.default_rng(1).normal(size=(rows, length, 3)).astype(np.float32)
+        np.testing.assert_allclose(
+            traced(given), np.square(given.astype(np.float64)).sum(axis=(1, 2)), rtol=3.2e-5
+        )
+
+
+def test_a_compiled_program_adds_squares_in_blocks_too():
+    @tf.function(jit_compile=True)
+    def compiled(row):
+        return norms.squares_of_rows(row, one_pass=False)
+
+    for size in (2**23, 2**23 + 1):
+        exact = size * float(np.float32(0.11)) ** 2
+        assert exact <= compiled(tf.fill([1, size], 0.11)).numpy()[0] <= exact * (1.0 + 3.2e-5)
+
+
+@pytest.mark.parametrize("kind", ["constant", "normal"])
+def test_a_row_of_a_hundred_million_numbers_is_not_clipped_to_more_than_the_bound(kind):
+    row = tf.fill([1, 10**8], 0.37)
+    if kind == "normal":
+        row = tf.tile(tf.random.stateless_normal([1, 10**6], [1, 2]), [1, 100])
+    (weight,) = norms.clip_factors(norms.row_norms([row]), 1.0).numpy()
+    moved = 0.0
+    for part in np.split(row.numpy()[0], 100):
+        part = (weight * part).astype(np.float64)
+        moved += part @ part
+    assert 1.0 - 2e-5 < math.sqrt(moved) <= 1.0
 
 
 def test_clip_factors_scale_down_to_the_bound_and_never_up():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import sparse, stats
 
 from tf_subjectdp import accounting, release
 from tf_subjectdp.release.counting import as_table
@@ -115,6 +115,15 @@ def test_the_sensitivities_are_reached():
     assert np.linalg.norm(renamed) == pytest.approx(2.0 * math.sqrt(2.0))
     recounted = _moved(np.array([9.0, 0.0]), np.array([0.0, 0.0]), np.array([0, 1]), 2.0)
     assert np.linalg.norm(recounted) == pytest.approx(2.0)
+
+
+def test_a_subject_of_ten_million_words_stays_in_the_ball():
+    """NumPy adds them one by one."""
+    words = 10**7
+    indices, ends = np.arange(words, dtype=np.int32), np.array([0, words])
+    matrix = sparse.csr_matrix((np.full(words, 0.37), indices, ends), shape=(1, words))
+    user = projected_sum(matrix, np.zeros(words, int), 1, 1.0)
+    assert 1.0 - 1e-8 < math.sqrt(np.sum(np.square(user))) <= 1.0
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows an update: noised statistics are stored, weights go back into their ball.
 
-Knows variables and noised tensors; TensorFlow and `compat` alone. All of it works on what is private
+Knows variables and noised tensors; imports `norms` and `compat`. All of it works on what is private
 already.
 """
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_subjectdp.clipping import norms
 from tf_subjectdp.keras import compat
 
 
@@ -29,7 +30,7 @@ def move_statistics(statistics: Sequence[Any], changes: Sequence[tf.Tensor]) -> 
 def project(variables: Sequence[Any], radius: float) -> None:
     """Scales all weights together into the L2 ball of `radius` around 0 (Asi et al., Algorithm 1)."""
     tensors = [compat.raw(v) for v in variables]
-    norm = tf.linalg.global_norm([tf.cast(v, tf.float32) for v in tensors])
-    factor = radius / tf.maximum(norm, radius)
+    norm = norms.row_norms([tf.cast(v, tf.float32)[tf.newaxis] for v in tensors])[0]
+    factor = norms.clip_factors(norm, radius)
     for tensor in tensors:
         tensor.assign(tf.cast(factor, tensor.dtype) * tensor)

@@ -15,8 +15,8 @@ from scipy import sparse
 
 # Counts in a chunk.
 _AT_ONCE = 2**20
-# Rounding may lengthen a scaled vector by some 1e-16 for each of its coordinates; this forbids it.
-_SHORTER = 1.0 - 1e-12
+# Rounding may lengthen a scaled vector by 2^-53 for each of its coordinates, and by a little more.
+_ROUNDING, _MARGIN = 2.0**-53, 1e-12
 
 
 class Groups(NamedTuple):
@@ -119,14 +119,16 @@ def projected_sum(
       radius: of the L2 ball, > 0; one for all, or one an element [K].
 
     Returns:
-      float64 [words]. One subject's part in an element has a norm of at most its radius.
+      float64 [words]. One subject's part in an element has a norm of at most its radius, however many
+      words it has: norms are rounded up.
     """
     total = np.zeros(matrix.shape[1])
     for groups in element_groups(matrix, block, n_elements):
         norm = np.sqrt(np.add.reduceat(np.square(groups.values), groups.starts))
+        norm *= 1.0 + _MARGIN + _ROUNDING * groups.lengths
         bound = np.broadcast_to(radius, (n_elements,))[groups.elements]
         scale = np.ones_like(norm)
-        np.divide(bound * _SHORTER, norm, out=scale, where=norm > bound)
+        np.divide(bound, norm, out=scale, where=norm > bound)
         weights = groups.values * np.repeat(scale, groups.lengths)
         total += np.bincount(groups.columns, weights, minlength=total.size)
     return total

@@ -35,8 +35,8 @@ def clipped_sum(
 
     Returns:
       The sums; losses [B] and predictions, of all rows; float32 [3]: groups clipped, groups in all,
-      rows that were not finite. Such a row counts as zero; its squares overflow where an entry of its
-      gradient is above 1e19, and it counts as zero then too.
+      rows that were not finite. Such a row counts as zero, and so does one whose squares overflow
+      float32 (`norms.squares_of_rows`: entries above 1e18).
     """
 
     def of_all(rows, group, item_scale, group_scale):

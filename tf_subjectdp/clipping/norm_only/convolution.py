@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses of convolution kernels. Knows windows over images; imports `uses` and `products`.
+"""Uses of convolution kernels. Knows windows over images; imports `uses`, `products`
+and `norms`.
 
 A convolution's gradient for one image is a matrix product of its patches with the gradient at its
 output. The patches are never all held at once: they are laid out along the window's width, and the
@@ -10,9 +11,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_subjectdp.clipping import norms
 from tf_subjectdp.clipping.norm_only.groups import Groups
 from tf_subjectdp.clipping.norm_only.products import Product
-from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Use, squares_of_rows, zeroed
+from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Use, zeroed
 
 # Images a block: what they need at once stays in memory that is used again, not new at each step.
 _BLOCK_ELEMENTS = 16 * 2**20
@@ -150,17 +152,15 @@ class ImageGradients(Use):
 
             def body(at, rows, made, blocks, squares):
                 del rows
-                return blocks.write(at, made), squares.write(
-                    at, squares_of_rows(made, one_pass=True)
-                )
+                return blocks.write(at, made), squares.write(at, norms.squares_of_rows(made))
 
             size = self.shape.num_elements()
             blocks, squares = (
                 tf.TensorArray(
-                    tf.float32, self._number, element_shape=shape, clear_after_read=False,
+                    dtype, self._number, element_shape=shape, clear_after_read=False,
                     infer_shape=False,
                 )
-                for shape in ([None, size], [None])
+                for dtype, shape in ((tf.float32, [None, size]), (tf.float64, [None]))
             )  # fmt: skip
             blocks, squares = self._walk(body, blocks, squares)
             self._blocks = blocks, squares.concat()
@@ -184,7 +184,7 @@ class ImageGradients(Use):
         return self._made()[1]
 
     def group_squares(self, groups: Groups) -> tf.Tensor:
-        return squares_of_rows(self._sums_of_groups(groups), one_pass=True)
+        return norms.squares_of_rows(self._sums_of_groups(groups))
 
     def weighted_groups(self, groups: Groups, factors: tf.Tensor) -> tf.Tensor:
         total = tf.matmul(factors[tf.newaxis], self._sums_of_groups(groups))

@@ -3,34 +3,35 @@
 
 Row i's gradient is sum_t x_it (outer) d_it, where x is what the weight received and d the gradient of
 the loss at what it put out; its square is a sum over pairs of positions (x_it . x_is)(d_it . d_is),
-and a group's a sum over pairs of its rows. Imports `uses` and `groups`.
+and a group's a sum over pairs of its rows. Imports `uses`, `groups` and `norms`.
 
 Rounding errs upwards: a norm that is taken for too small would clip too little. Products of pairs are
-made in float64; and where a gradient's terms cancel, what float32 loses of them in the step's own sum
-counts as part of the norm (`lost_squares`).
+made in float64; and what float32 loses in the step's own sum of a gradient's terms counts as part of the
+norm (`uses.lost`).
 """
 
 import math
 
 import tensorflow as tf
 
+from tf_subjectdp.clipping import norms
 from tf_subjectdp.clipping.norm_only.groups import Groups
 from tf_subjectdp.clipping.norm_only.uses import (
     UNKNOWN_LENGTH,
     ItemGradients,
     Use,
     as_matrix,
-    lost_squares,
-    squares_of_rows,
+    longer,
+    lost,
     zeroed,
 )
 
-# The smallest float32 number whose precision is full.
-_TINY = 1.2e-38
+# What float32 may lose of a square below its smallest numbers, in the square and in the sum.
+_TINY = 2.4e-38
 # Products of a factor with itself are summed in float64: where a row's positions nearly cancel, what
 # is left of their sum would drown in float32's rounding, and the norm would come out too small.
 _WIDE = tf.float64
-_ROUNDING = 2.3e-16
+_ROUNDING = 2.0**-53
 # What a product in float64 costs on a CPU, in products in float32.
 _WIDE_COST = 4
 # Gradients of a sequence that are formed at a time: 8 MiB.
@@ -75,11 +76,6 @@ class Product(Use):
         gradient = gradient_squares + self._gradient.shape[-1] * _TINY
         return received, gradient
 
-    @property
-    def _rounding(self) -> float:
-        """Bound of the relative rounding error of a product of two entries of the Gram matrices."""
-        return _ROUNDING * (self._received.shape[-1] + self._gradient.shape[-1] + 2)
-
     def item_squares(self) -> tf.Tensor:
         if not self._sequence:
             return math.prod(self._factor_squares())
@@ -91,28 +87,29 @@ class Product(Use):
         return self._upwards(squares, lengths, tf.shape(self._received)[1])
 
     def _factor_squares(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Squares of the rows of both factors, of no sequences: float32 [n] each."""
+        """Squares of the last axis of both factors, flat: float64 [n] or [n t] each."""
         return self._floor(
-            *(squares_of_rows(t, one_pass=not self._whole) for t in self.kept_rows())
+            *(
+                norms.squares_of_rows(tf.reshape(t, [-1, t.shape[-1]]), one_pass=not self._whole)
+                for t in self.kept_rows()
+            )
         )
 
     def _upwards(self, squares, lengths, terms) -> tf.Tensor:
-        """float32 of float64 squares of sums, rounded up, with what the products and the sums may lose.
+        """Squares of sums of terms from float64 products of pairs, with what these and the step may lose.
 
         Args: the squares; the sum of the terms' norms; the number of terms.
         """
-        squares += self._rounding * tf.square(lengths) + lost_squares(lengths, terms)
-        return tf.cast(squares * (1.0 + 1.2e-7), tf.float32)
+        # Each sum over a factor's entries, and the sum over pairs of terms, in any order.
+        entries = self._received.shape[-1] + self._gradient.shape[-1]
+        pairs = tf.square(tf.cast(terms, _WIDE))
+        squares += 2.0 * _ROUNDING * (pairs + entries + 4) * tf.square(lengths)
+        return longer(tf.maximum(squares, 0.0), lost(lengths, terms, in_blocks=True))
 
     def _position_lengths(self) -> tf.Tensor:
-        """The sum of the norms of each row's own terms: float32 [n]."""
-        squares = []
-        for factor in (self._received, self._gradient):
-            flat = tf.reshape(factor, [-1, factor.shape[-1]])
-            each = squares_of_rows(flat, one_pass=not self._whole)
-            squares.append(tf.reshape(each, tf.shape(factor)[:2]))
-        lengths = math.prod(tf.sqrt(t) for t in self._floor(*squares))
-        return tf.reduce_sum(lengths, axis=1)
+        """The sum of the norms of each row's own terms: float64 [n]."""
+        lengths = math.prod(tf.sqrt(t) for t in self._factor_squares())
+        return tf.reduce_sum(tf.reshape(lengths, tf.shape(self._received)[:2]), axis=1)
 
     def _squares_of_item_gradients(self) -> tf.Tensor:
         """Forms the gradients of some rows at a time."""
@@ -123,15 +120,14 @@ class Product(Use):
         def body(at, squares):
             rows = slice(at * block, (at + 1) * block)
             made = tf.matmul(self._received[rows], self._gradient[rows], transpose_a=True)
-            return at + 1, squares.write(at, squares_of_rows(made, one_pass=True))
+            return at + 1, squares.write(at, norms.squares_of_rows(made))
 
-        squares = tf.TensorArray(tf.float32, number, element_shape=[None], infer_shape=False)
+        squares = tf.TensorArray(_WIDE, number, element_shape=[None], infer_shape=False)
         _, squares = tf.while_loop(
             lambda at, _: at < number, body, (tf.constant(0), squares), parallel_iterations=1
         )
-        return squares.concat() + lost_squares(
-            self._position_lengths(), tf.shape(self._received)[1]
-        )
+        rounding = lost(self._position_lengths(), tf.shape(self._received)[1], in_blocks=True)
+        return longer(squares.concat(), 2.0 * rounding)
 
     def group_squares(self, groups: Groups) -> tf.Tensor:
         if self._sequence:
@@ -174,15 +170,17 @@ class Product(Use):
         return tf.sqrt(factors[0]) * tf.sqrt(factors[1])
 
     def _squares_of_group_gradients(self, groups: Groups) -> tf.Tensor:
-        lengths = groups.sums(self._position_lengths() * tf.abs(groups.scale))
+        lengths = groups.sums(self._position_lengths() * tf.cast(tf.abs(groups.scale), _WIDE))
         terms = groups.sizes * tf.cast(tf.shape(self._received)[1], tf.float32)
-        return self._formed_group_squares(groups) + lost_squares(lengths, terms)
+        return longer(
+            self._formed_group_squares(groups), 2.0 * lost(lengths, terms, in_blocks=True)
+        )
 
     def _formed_group_squares(self, groups: Groups) -> tf.Tensor:
         if not groups.sorted:
             scaled = groups.scale[:, tf.newaxis, tf.newaxis] * self._gradient
             each = as_matrix(tf.matmul(self._received, scaled, transpose_a=True))
-            return squares_of_rows(groups.sums(each))
+            return norms.squares_of_rows(groups.sums(each), one_pass=False)
         # One gradient at a time: no bigger than the weight, and matrix products of full size.
         starts, ends = groups.bounds()
         widths = self._received.shape[-1], self._gradient.shape[-1]
@@ -193,9 +191,10 @@ class Product(Use):
             left = tf.reshape(self._received[start:end], [-1, widths[0]])
             right = tf.reshape(self._gradient[start:end] * scale, [-1, widths[1]])
             gradient = tf.matmul(left, right, transpose_a=True)
-            return number + 1, squares.write(number, 2.0 * tf.nn.l2_loss(gradient))
+            square = norms.squares_of_rows(gradient[tf.newaxis])[0]
+            return number + 1, squares.write(number, square)
 
-        squares = tf.TensorArray(tf.float32, groups.count, element_shape=[])
+        squares = tf.TensorArray(_WIDE, groups.count, element_shape=[])
         _, squares = tf.while_loop(
             lambda number, _: number < groups.count,
             body,

@@ -41,7 +41,8 @@ def sum_of_chunk(
 
     Returns:
       The sums; and float32 [3]: groups clipped, groups in all, rows that were not finite. Such a row
-      counts as zero, and so does one (or a group) whose squares overflow float32.
+      counts as zero, and so does one (or a group) whose squares overflow float32
+      (`norms.squares_of_rows`: entries above 1e18).
     """
     given = (variables, partition, clip_norm)
     total, counts, finite = sum_of_uses(passed.uses, *given, in_order=in_order)
@@ -92,8 +93,8 @@ def sum_of_uses(
     scale = partition.item_scale * real
     group = tf.maximum(partition.group, 0)
     if partition.linear:
-        squares = _total([use.item_squares() for use in uses], tf.shape(scale)[:1])
-        term_norms = tf.sqrt(squares) * tf.abs(scale)
+        squares = [use.item_squares() for use in uses] or [tf.zeros_like(scale, tf.float64)]
+        term_norms = norms.from_squares(squares) * tf.abs(scale)
         present = real
         factors = tf.gather(partition.group_scale, group)
     else:
@@ -107,8 +108,8 @@ def sum_of_uses(
             of_row, count = partition.group, tf.size(partition.group_scale)
             ids = tf.range(count)
         groups = Groups(of_row, scale, count, in_order=in_order)
-        squares = _total([use.group_squares(groups) for use in uses], count[tf.newaxis])
-        term_norms = tf.sqrt(squares)
+        squares = [use.group_squares(groups) for use in uses]
+        term_norms = norms.from_squares(squares or [tf.zeros(count[tf.newaxis], tf.float64)])
         sizes = tf.math.unsorted_segment_sum(real, of_row, count)
         present = tf.cast(sizes > 0, tf.float32)
         factors = tf.gather(partition.group_scale, tf.maximum(ids, 0))
@@ -127,10 +128,6 @@ def sum_of_uses(
         else:
             total.append(use.weighted_groups(groups, factors))
     return total, tf.stack([clipped, tf.reduce_sum(present)]), finite
-
-
-def _total(squares: list[tf.Tensor], shape: tf.Tensor) -> tf.Tensor:
-    return tf.add_n(squares) if squares else tf.zeros(shape)
 
 
 @as_written

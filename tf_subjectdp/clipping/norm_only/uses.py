@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is kept of a weight's use, and what follows from it: norms, and a weighted gradient.
 
-Knows tensors that share the leading axis of the rows; imports `groups` alone. The gradient of row i
-with respect to the weight is never formed where its norm follows from less:
+Knows tensors that share the leading axis of the rows; imports `groups` and `norms`. The gradient of row
+i with respect to the weight is never formed where its norm follows from less:
 
 * `ItemGradients`: the gradients themselves, where they are small (biases, scales).
 * `Lookups`: the weight is a table, and row i's gradient is zero but for the entries that it looked up.
 * `products.Product` and those of `convolution`: the weight multiplied what it received.
+
+Squares of norms are float64 and err upwards (`norms.squares_of_rows`). They bound what the step adds:
+where that is another sum in float32 than the one whose norm was taken, what either may lose is a part of
+the norm (`lost`).
 """
 
 import abc
@@ -14,9 +18,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_subjectdp.clipping import norms
 from tf_subjectdp.clipping.norm_only.groups import Groups
 
-_LOST = 32 * 2.0**-24
 # A time axis of unknown length counts as this long when costs are weighed.
 UNKNOWN_LENGTH = 128
 
@@ -28,12 +32,12 @@ class Use(abc.ABC):
 
     @abc.abstractmethod
     def item_squares(self) -> tf.Tensor:
-        """Squared norm of each row's gradient, float32 [n]; never below the true one by more than
-        float32's rounding of a plain sum of squares."""
+        """Squared norm of each row's gradient, float64 [n]; never below that of what `weighted` adds of
+        the row for a weight of 1, but for some roundings that `norms.from_squares` counts."""
 
     @abc.abstractmethod
     def group_squares(self, groups: Groups) -> tf.Tensor:
-        """Squared norm of each group's scaled sum, float32 [count]; the same."""
+        """Squared norm of each group's scaled sum, float64 [count]; the same."""
 
     @abc.abstractmethod
     def weighted(self, weight: tf.Tensor) -> tf.Tensor:
@@ -81,26 +85,34 @@ def zeroed(tensor: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
     return tf.where(shaped, tensor, tf.zeros_like(tensor))
 
 
-def squares_of_rows(tensor: tf.Tensor, *, one_pass: bool = False) -> tf.Tensor:
-    """Sum of squares of every row: [n, ...] -> float32 [n].
+def lost(lengths: tf.Tensor, terms: tf.Tensor | int, *, in_blocks: bool = False) -> tf.Tensor:
+    """Bound of the norm of what float32 loses in a sum of vectors.
 
-    `one_pass` spares a tensor of the size of the first, by an operation that XLA does not know.
+    A sum of m numbers, in whatever order, is off by at most m 2^-24 of what their absolute values add up
+    to, and a sum of vectors likewise in norm; two more roundings are those of a term. It matters where
+    terms cancel: their sum may be 0, its rounding is not. The norm is taken of one sum and the step makes
+    another, so who formed the first in float32 counts this twice.
+
+    Args:
+      lengths: what the norms of the terms add up to, float64 [n].
+      terms: how many there are.
+      in_blocks: whether a matrix product adds them: in blocks, in which less is lost (b + m / b in place
+        of m for blocks of b; 32 sqrt(m) is counted beyond 1024 terms).
     """
-    if one_pass:
-        return tf.square(tf.math.reduce_euclidean_norm(as_matrix(tensor), axis=1))
-    return tf.reduce_sum(tf.square(as_matrix(tensor)), axis=1)
+    terms = tf.cast(terms, tf.float64)
+    roundings = tf.minimum(terms, 32.0 * tf.sqrt(terms)) if in_blocks else terms
+    share = norms.ROUNDING * (roundings + 2.0)
+    return lengths * share * (1.0 + 2.0 * share)
 
 
-def lost_squares(lengths: tf.Tensor, terms: tf.Tensor | int) -> tf.Tensor:
-    """What to add to a squared norm for what float32 may lose where its terms cancel.
+def longer(squares: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
+    """Squares of norms that are longer by `length`."""
+    return tf.square(tf.sqrt(squares) + length)
 
-    The norm is that of a sum of `terms` vectors whose norms add up to `lengths`. The step adds the same
-    vectors in another order, and what it rounds differently grows with `lengths`, however small the sum
-    is: with a norm of 0 nothing would be clipped. One sum is off by about 2^-24 sqrt(terms) lengths; 32
-    times as much is counted, which changes a norm by less than 1e-5 unless its terms cancel.
-    """
-    terms = tf.cast(terms, lengths.dtype)
-    return tf.square(_LOST * lengths) * terms
+
+def _squares(tensor: tf.Tensor) -> tf.Tensor:
+    # Whether it becomes part of a compiled program is not known to these uses.
+    return norms.squares_of_rows(tensor, one_pass=False)
 
 
 class ItemGradients(Use):
@@ -111,12 +123,12 @@ class ItemGradients(Use):
         self._gradients = as_matrix(tf.cast(gradients, tf.float32))
 
     def item_squares(self) -> tf.Tensor:
-        return squares_of_rows(self._gradients)
+        return _squares(self._gradients)
 
     def group_squares(self, groups: Groups) -> tf.Tensor:
         scaled = groups.scale[:, tf.newaxis] * self._gradients
-        lengths = groups.sums(tf.sqrt(squares_of_rows(scaled)))
-        return squares_of_rows(groups.sums(scaled)) + lost_squares(lengths, groups.sizes)
+        lengths = groups.sums(tf.sqrt(_squares(scaled)))
+        return longer(_squares(groups.sums(scaled)), 2.0 * lost(lengths, groups.sizes))
 
     def weighted(self, weight: tf.Tensor) -> tf.Tensor:
         total = tf.matmul(weight[tf.newaxis], self._gradients)
@@ -171,18 +183,22 @@ class Lookups(Use):
         # Equal keys are neighbours now; number the runs of equal ones.
         begins = tf.cast(tf.not_equal(key[1:], key[:-1]), tf.int32)
         run = tf.concat([[0], tf.cumsum(begins)], 0)
-        sums = tf.math.unsorted_segment_sum(
-            tf.gather(tf.reshape(values, [-1, self.shape[1]]), order), run, rows * length
-        )
+        values = tf.gather(tf.reshape(values, [-1, self.shape[1]]), order)
+
+        def of_runs(terms):
+            return tf.math.unsorted_segment_sum(terms, run, rows * length)
+
+        sums, each = (_squares(t) for t in (of_runs(values), values))
+        lengths = of_runs(tf.sqrt(each))
+        rounding = lost(lengths, of_runs(tf.ones_like(each)))
         owner_of_run = tf.math.unsorted_segment_max(
             tf.gather(tf.reshape(owner, [-1]), order), run, rows * length
         )
-        squares = tf.math.unsorted_segment_sum(squares_of_rows(sums), owner_of_run, count)
-        # As if all of an owner's values were of one id.
-        each = tf.reshape(tf.sqrt(squares_of_rows(tf.reshape(values, [-1, self.shape[1]]))), [-1])
-        ones, owner = tf.ones_like(each), tf.reshape(owner, [-1])
-        lengths, terms = (tf.math.unsorted_segment_sum(t, owner, count) for t in (each, ones))
-        return squares + lost_squares(lengths, terms)
+        squares, rounding = (
+            tf.math.unsorted_segment_sum(t, owner_of_run, count)
+            for t in (sums, tf.square(rounding))
+        )
+        return longer(squares, 2.0 * tf.sqrt(rounding))
 
     def weighted(self, weight: tf.Tensor) -> tf.Tensor:
         scaled = weight[:, tf.newaxis, tf.newaxis] * self._gradient
