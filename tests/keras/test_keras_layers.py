@@ -106,6 +106,61 @@ def test_a_layer_that_adds_a_loss_is_refused_with_the_remedy(box, plan, of_weigh
     assert model.optimizer.steps_taken == 0
 
 
+class AddsFunction(L.Layer):
+    """Hands `add_loss` a function of what it received, when it is made or when it is called."""
+
+    def __init__(self, early):
+        super().__init__(name="curious")
+        self.early = early
+        if early:
+            self.add_loss(lambda: tf.reduce_mean(self.received))
+
+    def call(self, inputs):
+        self.received = 1.0 * inputs
+        if not self.early:
+            self.add_loss(lambda: tf.reduce_mean(inputs))
+        return inputs
+
+
+def with_loss_of_output(function):
+    net = stack(L.Dense(2, name="busy"))
+    output = net.get_layer("busy").output
+    net.add_loss(lambda: tf.reduce_mean(output)) if function else net.add_loss(
+        tf.reduce_mean(output)
+    )
+    return net
+
+
+@pytest.mark.skipif(int(tf.__version__.split(".")[1]) >= 16, reason="Keras 3 takes tensors alone")
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: stack(AddsFunction(early=True)), "curious"),
+        (lambda: stack(AddsFunction(early=False)), "curious"),
+        (lambda: with_loss_of_output(function=True), "sequential"),
+        (lambda: with_loss_of_output(function=False), "add_loss"),
+    ],
+)
+def test_a_function_that_adds_a_loss_of_data_is_refused_as_the_loss_is(box, plan, make, name):
+    model = box.compiled(plan, make())
+    with pytest.raises(ValueError, match=rf"'{name}.*calls add_loss.*loss function.*regularizer"):
+        model.fit(box.data(plan), verbose=0)
+    assert model.optimizer.steps_taken == 0
+
+
+@pytest.mark.skipif(int(tf.__version__.split(".")[1]) >= 16, reason="Keras 3 takes tensors alone")
+def test_a_function_that_adds_a_loss_of_weights_is_a_regulariser(box):
+    plan = box.exact_plan(steps=1)
+    net = box.net(1)
+    before = net.get_weights()[0]
+    net.add_loss(lambda: tf.reduce_sum(tf.square(net.layers[0].kernel)))
+    model = box.compiled(
+        plan, net, tf.keras.optimizers.SGD(0.1), loss=lambda y, p: tf.zeros_like(p[:, 0])
+    )
+    model.fit(box.data(plan), verbose=0)
+    np.testing.assert_allclose(net.get_weights()[0], 0.8 * before, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "layer",
     [

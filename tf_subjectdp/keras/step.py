@@ -134,7 +134,7 @@ def take_step(
     writes to, as `validation` found them, and `strategy` is None where these or an inner optimizer need
     parts that go through the model as a whole.
     """
-    validation.check_replicas()
+    validation.check_replicas(*(compat.raw(v) for v in variables))
     # Before all else that TensorFlow runs in the order in which it was written.
     seed = clipping.fresh_seed()
     people = people_of(extras)

@@ -53,14 +53,15 @@ def check_methods(model: Any) -> None:
             )
 
 
-def check_replicas(*models: Any) -> None:
-    """Refuses more than one replica, of the strategy in use or that a model was made under.
+def check_replicas(*made: Any) -> None:
+    """Refuses more than one replica, of the strategy in use or that models or variables were made under.
 
     Raises:
       ValueError: no rule holds where a person's rows are in several places.
     """
-    strategies = (tf.distribute.get_strategy(), *(each.distribute_strategy for each in models))
-    replicas = max(each.num_replicas_in_sync for each in strategies)
+    strategies = [getattr(each, "distribute_strategy", None) for each in made]
+    strategies.append(tf.distribute.get_strategy())
+    replicas = max(each.num_replicas_in_sync for each in strategies if each is not None)
     if replicas > 1:
         raise ValueError(
             f"the strategy has {replicas} replicas, which would see parts of one person each, and "
