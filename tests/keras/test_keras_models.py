@@ -185,11 +185,13 @@ def test_an_output_without_a_loss_needs_no_target(box, make, targets):
     assert moved == [True, True, False, False]
 
 
-def test_the_losses_of_the_outputs_add_up_also_over_empty_batches(box):
+def test_the_losses_of_the_outputs_add_up_also_over_empty_batches(box, capsys):
     plan = box.plan(sampling=sdp.PoissonItems(1), steps=8)
     model = box.compiled(plan, list_outputs(), **BOTH)
     data = plan.dataset(box.x, two_targets(box), box.ids)
-    history = model.fit(data, verbose=0).history
+    history = model.fit(data, verbose=1).history
+    shown = capsys.readouterr().out.split("left_loss: ")[-1].split()[0]
+    assert float(shown) == pytest.approx(history["left_loss"][0], abs=1e-4)
     total = 2.0 * history["left_loss"][0] + 0.3 * history["right_loss"][0]
     assert history["loss"][0] == pytest.approx(total, rel=1e-5)
 

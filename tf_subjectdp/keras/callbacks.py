@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_subjectdp.keras import compat
-from tf_subjectdp.keras.trackers import EPSILON_POINTS, NAMES
+from tf_subjectdp.keras.trackers import EPSILON_POINTS
 from tf_subjectdp.plans import UNITS, Plan, rounded_up
 
 
@@ -236,6 +236,14 @@ class _KeepCount(tf.keras.callbacks.Callback):
         self.model.optimizer.count_lost_steps(self._steps)
 
 
+class _RunningBar(tf.keras.callbacks.ProgbarLogger):
+    """Shows figures as they are: Keras 2's bar averages what is no metric of the model over the steps."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.stateful_metrics = set(logs or ())
+        super().on_train_batch_end(batch, logs)
+
+
 def fit_callbacks(callbacks: list[Any], verbose: Any, steps_taken: int) -> list[Any]:
     """What `PrivateModel.fit` adds to the user's callbacks, to come after them.
 
@@ -248,7 +256,5 @@ def fit_callbacks(callbacks: list[Any], verbose: Any, steps_taken: int) -> list[
     bar = tf.keras.callbacks.ProgbarLogger
     if not compat.KERAS_3 and verbose in ("auto", 1, True):
         if not any(isinstance(callback, bar) for callback in callbacks):
-            # Keras 2's bar averages whatever is not one of the model's metrics, epsilon included,
-            # over the steps; these are running figures already.
-            added.append(bar(count_mode="steps", stateful_metrics=list(NAMES)))
+            added.append(_RunningBar(count_mode="steps"))
     return added

@@ -12,9 +12,6 @@ import tensorflow as tf
 # Points of the run at which epsilon is computed; in between the next one is shown, so never too low.
 EPSILON_POINTS = 20
 
-# The names of what is shown.
-NAMES = ("loss", "clipped", "signal_to_noise", "epsilon")
-
 
 # Where the sums of an epoch are kept: first those of the means, each a sum and what it is divided by.
 _MEANS = ("loss", "clipped", "signal_to_noise")
