@@ -107,18 +107,20 @@ def test_a_layer_that_adds_a_loss_is_refused_with_the_remedy(box, plan, of_weigh
 
 
 class AddsFunction(L.Layer):
-    """Hands `add_loss` a function of what it received, when it is made or when it is called."""
+    """Hands `add_loss` a function, when it is made or (of data or weights) at every call."""
 
-    def __init__(self, early):
+    def __init__(self, of):
         super().__init__(name="curious")
-        self.early = early
-        if early:
+        self.of, self.weight = of, tf.Variable([1.0])
+        if of == "what it received":
             self.add_loss(lambda: tf.reduce_mean(self.received))
 
     def call(self, inputs):
         self.received = 1.0 * inputs
-        if not self.early:
+        if self.of == "data":
             self.add_loss(lambda: tf.reduce_mean(inputs))
+        if self.of == "weights":
+            self.add_loss(lambda: tf.reduce_mean(self.weight))
         return inputs
 
 
@@ -135,13 +137,16 @@ def with_loss_of_output(function):
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: stack(AddsFunction(early=True)), "curious"),
-        (lambda: stack(AddsFunction(early=False)), "curious"),
+        (lambda: stack(AddsFunction("what it received")), "curious"),
+        (lambda: stack(AddsFunction("data")), "curious"),
+        (lambda: stack(AddsFunction("weights")), "curious"),
         (lambda: with_loss_of_output(function=True), "sequential"),
         (lambda: with_loss_of_output(function=False), "add_loss"),
     ],
 )
-def test_a_function_that_adds_a_loss_of_data_is_refused_as_the_loss_is(box, plan, make, name):
+def test_a_loss_by_a_function_of_data_or_of_each_call_is_refused_as_a_loss_is(
+    box, plan, make, name
+):
     model = box.compiled(plan, make())
     with pytest.raises(ValueError, match=rf"'{name}.*calls add_loss.*loss function.*regularizer"):
         model.fit(box.data(plan), verbose=0)
@@ -149,7 +154,7 @@ def test_a_function_that_adds_a_loss_of_data_is_refused_as_the_loss_is(box, plan
 
 
 @pytest.mark.skipif(int(tf.__version__.split(".")[1]) >= 16, reason="Keras 3 takes tensors alone")
-def test_a_function_that_adds_a_loss_of_weights_is_a_regulariser(box):
+def test_a_loss_by_a_function_of_weights_is_a_regulariser(box):
     plan = box.exact_plan(steps=1)
     net = box.net(1)
     before = net.get_weights()[0]
