@@ -113,6 +113,32 @@ def test_a_batch_of_another_sampling_is_refused_by_train_on_batch(box, plan):
     assert model.optimizer.steps_taken == 0
 
 
+def test_a_batch_of_arrays_or_numbers_in_lists_trains_as_its_tensors_do(box):
+    x, y, names = box.x[:8], box.y[:8], [f"p{i}" for i in box.ids[:8]]
+    kinds = {
+        "tensors": tf.constant,
+        "arrays of float64": lambda v: np.asarray(np.asarray(v).tolist()),
+        "lists": lambda v: np.asarray(v).tolist(),
+    }
+    found = {}
+    for kind, make in kinds.items():
+        net = box.net()
+        net.set_weights([np.full(w.shape, 0.3, np.float32) for w in net.get_weights()])
+        model = sdp.PrivateModel(net)
+        engine = {"strategy": "loop"}
+        model.compile(
+            sdp.DPOptimizer("sgd", sdp.SubjectDP(0.1), noise_multiplier=0.0, engine=engine), "mse"
+        )
+        batch = (make(x), make(y), {"subject": make(names)})
+        logs = model.train_on_batch(*batch, return_dict=True)
+        tested = model.test_on_batch(*batch)
+        assert tested == pytest.approx(model.test_on_batch(x, y), rel=1e-6)
+        found[kind] = [*net.get_weights(), logs["loss"], tested]
+    for kind in kinds:
+        for ours, theirs in zip(found[kind], found["tensors"], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=kind)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

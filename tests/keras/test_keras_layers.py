@@ -106,6 +106,66 @@ def test_a_layer_that_adds_a_loss_is_refused_with_the_remedy(box, plan, of_weigh
     assert model.optimizer.steps_taken == 0
 
 
+class AddsFunction(L.Layer):
+    """Hands `add_loss` a function, when it is made or (of data or weights) at every call."""
+
+    def __init__(self, of):
+        super().__init__(name="curious")
+        self.of, self.weight = of, tf.Variable([1.0])
+        if of == "what it received":
+            self.add_loss(lambda: tf.reduce_mean(self.received))
+
+    def call(self, inputs):
+        self.received = 1.0 * inputs
+        if self.of == "data":
+            self.add_loss(lambda: tf.reduce_mean(inputs))
+        if self.of == "weights":
+            self.add_loss(lambda: tf.reduce_mean(self.weight))
+        return inputs
+
+
+def with_loss_of_output(function):
+    net = stack(L.Dense(2, name="busy"))
+    output = net.get_layer("busy").output
+    net.add_loss(lambda: tf.reduce_mean(output)) if function else net.add_loss(
+        tf.reduce_mean(output)
+    )
+    return net
+
+
+@pytest.mark.skipif(int(tf.__version__.split(".")[1]) >= 16, reason="Keras 3 takes tensors alone")
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: stack(AddsFunction("what it received")), "curious"),
+        (lambda: stack(AddsFunction("data")), "curious"),
+        (lambda: stack(AddsFunction("weights")), "curious"),
+        (lambda: with_loss_of_output(function=True), "sequential"),
+        (lambda: with_loss_of_output(function=False), "add_loss"),
+    ],
+)
+def test_a_loss_by_a_function_of_data_or_of_each_call_is_refused_as_a_loss_is(
+    box, plan, make, name
+):
+    model = box.compiled(plan, make())
+    with pytest.raises(ValueError, match=rf"'{name}.*calls add_loss.*loss function.*regularizer"):
+        model.fit(box.data(plan), verbose=0)
+    assert model.optimizer.steps_taken == 0
+
+
+@pytest.mark.skipif(int(tf.__version__.split(".")[1]) >= 16, reason="Keras 3 takes tensors alone")
+def test_a_loss_by_a_function_of_weights_is_a_regulariser(box):
+    plan = box.exact_plan(steps=1)
+    net = box.net(1)
+    before = net.get_weights()[0]
+    net.add_loss(lambda: tf.reduce_sum(tf.square(net.layers[0].kernel)))
+    model = box.compiled(
+        plan, net, tf.keras.optimizers.SGD(0.1), loss=lambda y, p: tf.zeros_like(p[:, 0])
+    )
+    model.fit(box.data(plan), verbose=0)
+    np.testing.assert_allclose(net.get_weights()[0], 0.8 * before, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "layer",
     [

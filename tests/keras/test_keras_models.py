@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models and losses of every kind: a step without noise and clipping is Keras's own full-batch step."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,6 +22,18 @@ class Twice(tf.keras.Model):
 
     def call(self, inputs, training=None):
         return self.second(self.first(inputs))
+
+
+class Two(tf.keras.Model):
+    """A subclassed model of two outputs, in a dict or a list."""
+
+    def __init__(self, kind=list):
+        super().__init__()
+        self.left, self.right, self.kind = L.Dense(1), L.Dense(2), kind
+
+    def call(self, inputs, training=None):
+        outputs = {"left": self.left(inputs), "right": self.right(inputs)}
+        return outputs if self.kind is dict else list(outputs.values())
 
 
 def two_inputs():
@@ -47,8 +62,8 @@ def dict_outputs():
     return tf.keras.Model(x, outputs)
 
 
-def subclassed():
-    model = Twice()
+def subclassed(make=Twice, *args):
+    model = make(*args)
     model(tf.zeros([1, 3]))
     return model
 
@@ -75,46 +90,160 @@ def two_targets(box):
     return box.y, np.concatenate([box.y, 1 - box.y], 1)
 
 
+def named_targets(box):
+    return dict(zip(("left", "right"), two_targets(box), strict=True))
+
+
+BOTH = {"loss": {"left": "mse", "right": "mae"}, "loss_weights": {"left": 2.0, "right": 0.3}}
+
 CASES = {
-    "string loss": (single, None, None, {"loss": "mse"}),
+    "string loss": (
+        single, None, None, {"loss": "mse", "metrics": ["mae"], "weighted_metrics": ["mae"]},
+    ),
     "loss object with the mean": (single, None, None, {"loss": tf.keras.losses.Huber(0.3)}),
     "function of a vector": (single, None, None, {"loss": vector_loss}),
     "subclassed": (subclassed, None, None, {"loss": "mae"}),
     "dict inputs": (dict_inputs, lambda x: {"a": x[:, :2], "b": x[:, 2:]}, None, {"loss": "mse"}),
     "tuple inputs": (tuple_inputs, lambda x: (x[:, :2], x[:, 2:]), None, {"loss": "mse"}),
     "list outputs, list of losses": (
-        list_outputs, None, two_targets, {"loss": ["mse", "mae"], "loss_weights": [1.0, 0.3]},
+        list_outputs, None, two_targets,
+        {"loss": ["mse", "mae"], "loss_weights": [1.0, 0.3], "metrics": [["mae"], ["mse", "mae"]]},
     ),
     "list outputs, dict of losses": (
-        list_outputs, None, two_targets,
-        {"loss": {"left": "mse", "right": "mae"}, "loss_weights": {"left": 2.0, "right": 0.3}},
+        list_outputs, None, two_targets, {**BOTH, "metrics": {"right": ["mae", "mse"]}},
+    ),
+    "list outputs, one without a loss": (
+        list_outputs, None, lambda box: box.y, {"loss": ["mse", None], "metrics": [["mae"], None]},
     ),
     "dict outputs, dict of losses": (
-        dict_outputs, None,
-        lambda box: dict(zip(("left", "right"), two_targets(box), strict=True)),
-        {"loss": {"left": "mse", "right": "mae"}, "loss_weights": {"left": 2.0, "right": 0.3}},
+        dict_outputs, None, named_targets,
+        {**BOTH, "metrics": {"left": ["mae"]}, "weighted_metrics": {"left": ["mae"]}},
+    ),
+    "subclassed, list outputs": (
+        lambda: subclassed(Two), None, two_targets, {"loss": ["mse", "mae"]},
+    ),
+    "subclassed, list outputs, one loss": (
+        lambda: subclassed(Two), None, two_targets, {"loss": tf.keras.losses.Huber()},
+    ),
+    "subclassed, dict outputs": (
+        lambda: subclassed(Two, dict), None, named_targets, {**BOTH, "metrics": {"left": ["mae"]}},
     ),
     # O23, O24: a penalty on weights enters exactly once, outside the clipping.
     "regularised": (regularised, None, None, {"loss": "mse"}),
 }  # fmt: skip
 
 
+SHOWN_TOO = {"clipped", "signal_to_noise"}
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_noiseless_unclipped_step_is_keras_own_step(box, case):
+def test_noiseless_unclipped_steps_and_their_history_are_keras_own(box, case):
+    """Weights, and the names and values in `history` and `evaluate`."""
     make, to_x, to_y, options = CASES[case]
     x = box.x if to_x is None else to_x(box.x)
     y = box.y if to_y is None else to_y(box)
     net, plain = make(), make()
     plain.set_weights(net.get_weights())
     plain.compile(optimizer=tf.keras.optimizers.SGD(0.5), **options)
-    plain.fit(x, y, batch_size=60, epochs=2, verbose=0)
+    weights = np.linspace(0.5, 1.5, 60).astype(np.float32)
+    shown = {"verbose": 0, "validation_data": (x, y), "validation_batch_size": 60, "epochs": 2}
+    history = plain.fit(x, y, batch_size=60, sample_weight=weights, **shown).history
     plan = box.exact_plan(steps=2)
     model = sdp.PrivateModel(net)
     optimizer = plan.optimizer(tf.keras.optimizers.SGD(0.5), engine={"strategy": "loop"})
     model.compile(optimizer=optimizer, **options)
-    model.fit(plan.dataset(x, y, box.ids), verbose=0)
+    data = plan.dataset(x, y, box.ids, sample_weight=weights)
+    found = model.fit(data, steps_per_epoch=1, **shown).history
     for ours, keras in zip(net.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(ours, keras, rtol=2e-5, atol=2e-6)
+    assert set(found) - SHOWN_TOO == set(history)
+    for name, values in history.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, err_msg=name)
+    ours, keras = (m.evaluate(x, y, verbose=0, return_dict=True) for m in (model, plain))
+    assert ours == pytest.approx(keras, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("make", "targets"),
+    [(list_outputs, "one"), (dict_outputs, "both"), (lambda: subclassed(Two, dict), "one")],
+    ids=["list outputs", "dict outputs", "subclassed"],
+)
+def test_an_output_without_a_loss_needs_no_target(box, make, targets):
+    """Also where Keras 3 itself would have a loss for every output."""
+    net, plan = make(), box.exact_plan(steps=2)
+    y = named_targets(box)
+    if targets == "one":
+        del y["right"]
+    before = net.get_weights()
+    losses = {"loss": {"left": "mse"}, "loss_weights": {"left": 0.5}, "metrics": {"left": ["mae"]}}
+    model = box.compiled(plan, net, **losses)
+    data = plan.dataset(box.x, y, box.ids)
+    history = model.fit(data, validation_data=(box.x, y), verbose=0).history
+    alone = {"left_loss", "val_left_loss"} if not box.keras_3 else set()
+    assert set(history) - SHOWN_TOO == {"loss", "val_loss", "left_mae", "val_left_mae"} | alone
+    moved = [(a != b).any() for a, b in zip(before, net.get_weights(), strict=True)]
+    assert moved == [True, True, False, False]
+
+
+def test_the_losses_of_the_outputs_add_up_also_over_empty_batches(box, capsys):
+    plan = box.plan(sampling=sdp.PoissonItems(1), steps=8)
+    model = box.compiled(plan, list_outputs(), **BOTH)
+    data = plan.dataset(box.x, two_targets(box), box.ids)
+    history = model.fit(data, verbose=1).history
+    shown = capsys.readouterr().out.split("left_loss: ")[-1].split()[0]
+    assert float(shown) == pytest.approx(history["left_loss"][0], abs=1e-4)
+    total = 2.0 * history["left_loss"][0] + 0.3 * history["right_loss"][0]
+    assert history["loss"][0] == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        ({"left": 0}, r"no targets for the outputs \['right'\]"),
+        ({"left": 0, "right": 1, "middle": 0}, r"has targets \['middle'\], but"),
+        ((0,), r"y has 1 targets for the 2 outputs"),
+    ],
+)
+def test_targets_that_fit_no_output_are_refused(box, plan, y, message):
+    y = tf.nest.map_structure(lambda number: two_targets(box)[number], y)
+    model = box.compiled(plan, list_outputs(), **BOTH)
+    with pytest.raises(ValueError, match=message):
+        model.fit(plan.dataset(box.x, y, box.ids), verbose=0)
+    assert model.optimizer.steps_taken == 0
+
+
+@pytest.mark.parametrize("name", ["train_step", "test_step", "compute_loss", "compute_metrics"])
+def test_a_method_that_would_not_be_called_is_refused_by_name(box, name):
+    own = type("Own", (Twice,), {name: lambda self, *args, **kwargs: None})
+    functional = type("Own", (tf.keras.Model,), {name: lambda self, *args, **kwargs: None})
+    x = L.Input([3])
+    patched = box.net()
+    object.__setattr__(patched, name, lambda *args: None)
+    for model in (own(), functional(x, L.Dense(1)(x)), patched):
+        with pytest.raises(ValueError, match=rf"has its own {name}, which .* Leave it out, and"):
+            sdp.PrivateModel(model)
+
+
+def test_the_models_own_predict_step_is_used(box):
+    class Classes(Twice):
+        def predict_step(self, data):
+            return tf.cast(super().predict_step(data) > 0, tf.int32)
+
+    model = sdp.PrivateModel(Classes())
+    expected = (model(box.x).numpy() > 0).astype(np.int32)
+    np.testing.assert_array_equal(model.predict(box.x, verbose=0), expected)
+    np.testing.assert_array_equal(model.predict_on_batch(box.x), expected)
+
+
+def test_layers_by_name_and_the_summary_are_the_models_own(box, capsys):
+    net = box.net(2, name="wide")
+    model = sdp.PrivateModel(net)
+    assert model.get_layer("wide") is model.get_layer(index=0) is net.get_layer("wide")
+    model.summary()
+    shown = capsys.readouterr().out
+    net.summary()
+    assert shown == capsys.readouterr().out
+    assert "wide" in shown and "Total params: 8" in shown
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.01])
@@ -315,13 +444,71 @@ def test_the_ordinary_classifiers_of_keras_are_served_by_the_fast_engine(
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_several_replicas_are_refused(box, plan):
-    devices = tf.config.list_logical_devices("CPU")
-    if len(devices) < 2:
-        strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+REPLICAS = """
+import tensorflow as tf
+import tf_subjectdp as sdp
+
+cpu, two = tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(cpu, two)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+x, extras = tf.ones([4, 3]), {"subject": tf.range(4)}
+data = tf.data.Dataset.from_tensors((x, x, extras))
+
+
+def net():
+    return tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(3)])
+
+
+def optimizer():
+    return sdp.DPOptimizer("adam", sdp.ItemDP(1.0), noise_multiplier=1.0)
+
+
+def compiled():
+    model = sdp.PrivateModel(net())
+    model.compile(optimizer(), "mse")
+    return model
+
+
+def step(weight):
+    row_function = lambda rows: (tf.reduce_sum(rows @ weight, -1), rows)
+    sdp.private_step(optimizer(), row_function, [weight], x, extras, strategy="loop")
+
+
+with strategy.scope():
+    mirrored, variable = net(), tf.Variable(tf.ones([3, 1]))
+outside, plain = compiled(), sdp.PrivateModel(net())
+
+
+def within(function):
+    def called():
         with strategy.scope():
-            assert box.compiled(plan) is not None
-        return
-    scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
-    with scope, pytest.raises(ValueError, match="train on one device"):
-        box.compiled(plan)
+            function()
+
+    return called
+
+
+ways = {
+    "a wrapper made in the scope": within(lambda: sdp.PrivateModel(net())),
+    "compile in the scope": within(lambda: plain.compile(optimizer(), "mse")),
+    "fit in the scope": within(lambda: outside.fit(data, verbose=0)),
+    "train_on_batch in the scope": within(lambda: outside.train_on_batch(x, x, extras)),
+    "a model made in the scope": lambda: sdp.PrivateModel(mirrored),
+    "a variable made in the scope": lambda: step(variable),
+    "a step on the replicas": lambda: strategy.run(step, [tf.Variable(tf.ones([3, 1]))]),
+}
+for way, function in ways.items():
+    try:
+        function()
+        print(way, "was not refused")
+    except ValueError as error:
+        if "2 replicas" not in str(error) or "one device" not in str(error):
+            print(way, error)
+print(outside.optimizer.steps_taken, "steps")
+"""
+
+
+def test_several_replicas_are_refused_however_they_come_in():
+    """In a process of its own, of two logical devices."""
+    done = subprocess.run([sys.executable, "-c", REPLICAS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "0 steps\n"

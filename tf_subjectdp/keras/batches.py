@@ -4,6 +4,7 @@
 Knows the plan's mark; imports TensorFlow and the plan's type alone.
 """
 
+import numbers
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -89,6 +90,36 @@ def people_of(extras: Any) -> People:
     drawn = None if None in parts else Draw(*(tf.reshape(part, [-1])[0] for part in parts))
     seeded = tf.reduce_any(extras.get("seeded", False))
     return People(subject, mask, weight, seeded, drawn, element)
+
+
+def of_arrays(x: Any, y: Any, extras: Mapping[str, Any]) -> tuple[Any, Any, dict[str, tf.Tensor]]:
+    """A batch of arrays, or of lists of numbers or strings, as tensors.
+
+    Floating-point arrays become Keras's default type, as in Keras; a scalar among the extras is repeated
+    for each row, since Keras 2 reads a batch size off every part.
+    """
+    parts = {key: _tensor(value) for key, value in extras.items()}
+    rows = tf.shape(parts["subject"])[:1]
+    parts = {
+        key: tf.broadcast_to(value, rows) if value.shape.rank == 0 else value
+        for key, value in parts.items()
+    }
+    return (*(_tensors(part) for part in (x, y)), parts)
+
+
+def _tensors(value: Any) -> Any:
+    leaves = tf.nest.flatten(value)
+    if isinstance(value, list) and all(isinstance(v, (numbers.Number, str, bytes)) for v in leaves):
+        return _tensor(value)
+    return tf.nest.map_structure(_tensor, value)
+
+
+def _tensor(value: Any) -> tf.Tensor:
+    if not tf.is_tensor(value):
+        value = np.asarray(value)
+        if value.dtype.kind == "f":
+            value = value.astype(tf.keras.backend.floatx())
+    return tf.convert_to_tensor(value)
 
 
 def check_lengths(rows: Any, people: People) -> list[Any]:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_subjectdp.keras import compat
-from tf_subjectdp.keras.trackers import EPSILON_POINTS, NAMES
+from tf_subjectdp.keras.trackers import EPSILON_POINTS
 from tf_subjectdp.plans import UNITS, Plan, rounded_up
 
 try:
@@ -320,6 +320,14 @@ class _KeepCount(tf.keras.callbacks.Callback):
                 self.model.stop_training = True
 
 
+class _RunningBar(tf.keras.callbacks.ProgbarLogger):
+    """Shows figures as they are: Keras 2's bar averages what is no metric of the model over the steps."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.stateful_metrics = set(logs or ())
+        super().on_train_batch_end(batch, logs)
+
+
 def fit_callbacks(
     callbacks: list[Any], verbose: Any, steps_taken: int, last: int | None, whole_calls: bool
 ) -> list[Any]:
@@ -334,9 +342,7 @@ def fit_callbacks(
     bar = tf.keras.callbacks.ProgbarLogger
     if not compat.KERAS_3 and verbose in ("auto", 1, True):
         if not any(isinstance(callback, bar) for callback in callbacks):
-            # Keras 2's bar averages whatever is not one of the model's metrics, epsilon included,
-            # over the steps; these are running figures already.
-            added.append(bar(count_mode="steps", stateful_metrics=list(NAMES)))
+            added.append(_RunningBar(count_mode="steps"))
     return added
 
 

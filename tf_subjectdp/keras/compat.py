@@ -12,6 +12,7 @@ __all__ = [
     "all_layers",
     "batch_statistics",
     "counter",
+    "loss_functions",
     "own_losses",
     "raw",
     "require_model",
@@ -67,6 +68,11 @@ def batch_statistics(layers: Any) -> list[tuple[Any, float | None]]:
 def own_losses(layer: Any) -> list[Any]:
     """What the layer's `call` handed to `add_loss`; regularisers of weights are not among these."""
     return [*getattr(layer, "_losses", ()), *getattr(layer, "_eager_losses", ())]
+
+
+def loss_functions(layer: Any) -> list[Any]:
+    """The functions that were handed to `add_loss`, and Keras 2's regularisers (Keras 3 has neither)."""
+    return list(getattr(layer, "_callable_losses", ()))
 
 
 def seed_handles(layers: Any) -> set[int]:

@@ -8,6 +8,7 @@ it was given.
 import dataclasses
 import logging
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -43,12 +44,18 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
     Args:
       keras_model: any `tf.keras.Model`; its own weights are trained.
       name: name of the wrapper.
+
+    Raises:
+      ValueError: a model that mixes the items of a batch, that was made for several replicas, or whose
+        own `train_step`, `compute_loss`, `test_step`, ... would not be called (`predict_step` is).
     """
 
     def __init__(self, keras_model: Any, *, name: str | None = None, **kwargs: Any):
         compat.require_model(keras_model)
         if isinstance(keras_model, PrivateModel):
             raise TypeError("keras_model is a PrivateModel already; wrap the plain model once.")
+        validation.check_replicas(keras_model)
+        validation.check_methods(keras_model)
         validation.check_layers(keras_model)
         # float32: the wrapped layers keep their own (mixed) precision, and Keras must not put a
         # LossScaleOptimizer around the optimizer.
@@ -88,8 +95,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         the batches: `plan.dataset(..., pad=True)`.
 
         Raises:
-          ValueError, TypeError: another optimizer, no loss, or more than one replica with a rule
-            that needs a person's rows in one place.
+          ValueError, TypeError: another optimizer, no loss, or more than one replica.
         """
         if not isinstance(optimizer, DPOptimizer):
             raise TypeError(
@@ -100,20 +106,15 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         if isinstance(jit_compile, bool):
             # The engine compiles the clipped sum; the operating system's entropy stays outside.
             optimizer.engine = dataclasses.replace(optimizer.engine, jit_compile=jit_compile)
-        strategies = (tf.distribute.get_strategy(), getattr(self, "distribute_strategy", None))
-        replicas = max(s.num_replicas_in_sync for s in strategies if s is not None)
-        if replicas > 1:
-            raise ValueError(
-                f"the strategy has {replicas} replicas, which would see parts of one person each, and "
-                "no clipping rule holds across them; train on one device."
-            )
+        validation.check_replicas(self)
         layers = compat.all_layers(self.inner_model)
         validation.check_batch_normalization(layers, optimizer.algorithm)
         self._note_releases()
         self._releases.hand_over(optimizer)
-        self._item_loss = ItemLoss(
-            loss, loss_weights, getattr(self.inner_model, "output_names", None) or ()
-        )
+        self._item_loss = ItemLoss(loss, loss_weights, self.output_names or ())
+        if compat.KERAS_3 and isinstance(loss, Mapping) and isinstance(loss_weights, Mapping):
+            # Keras 3 takes no weights for some of the losses.
+            loss_weights = {name: loss_weights.get(name, 1.0) for name in loss}
         self._engine_choice = None
         super().compile(
             optimizer=optimizer,
@@ -204,6 +205,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
 
     def _prepare(self, element_spec: Any) -> None:
         """Builds and checks the model and chooses the engine, before anything is traced."""
+        validation.check_replicas(self)
         x_spec, y_spec, _ = batches.split_element(element_spec)
         x_spec, y_spec = tf.nest.map_structure(batches.any_rows, (x_spec, y_spec))
         if not self.inner_model.built or not self.built:
@@ -236,7 +238,9 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
     def _row_function(self, rows: Any) -> tuple[tf.Tensor, Any]:
         x, y, weight = rows
         predictions = self.inner_model(x, training=True)
-        return self._item_loss(y, predictions) * weight, predictions
+        loss, terms = self._item_loss.with_terms(y, predictions)
+        terms = {name: term * weight for name, term in terms.items()}
+        return loss * weight, (predictions, terms)
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """One private step; see `private_step`."""
@@ -259,9 +263,10 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             statistics=self._statistics.written,
         )
         y, weight = tf.nest.map_structure(lambda t: tf.gather(t, summed.rows), (y, weight))
-        logs = dict(self.compute_metrics(None, y, summed.predictions, weight))
+        predictions, terms = summed.predictions
+        logs = dict(self.compute_metrics(None, y, predictions, weight))
         noise = optimizer.algorithm.noise_stddev(optimizer.noise_multiplier)
-        self._trackers.update(summed, regularization, noise)
+        self._trackers.update(summed, regularization, noise, terms)
         logs.update(self._trackers.results(compat.raw(optimizer.privacy_steps)))
         return logs
 
@@ -271,7 +276,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         """One private step: `train_on_batch(*batch)` with a batch of `plan.dataset`.
 
         Args:
-          x, y: inputs and targets of the batch.
+          x, y: inputs and targets of the batch: tensors, NumPy arrays or numbers in lists.
           sample_weight: the batch's third part, a dict with the person of each row.
           **kwargs: Keras's own, except `class_weight`.
 
@@ -284,12 +289,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             raise ValueError(
                 f"train_on_batch(x, y, extras) needs the extras: {batches.NEEDS_DATASET}"
             )
-        # Keras 2 reads a batch size off every part, scalars too.
-        rows = tf.shape(sample_weight["subject"])[:1]
-        extras = {
-            key: tf.broadcast_to(value, rows) if tf.rank(value) == 0 else value
-            for key, value in sample_weight.items()
-        }
+        x, y, extras = batches.of_arrays(x, y, sample_weight)
         optimizer = self._optimizer()
         # Refused out here: a trace that fails half-way leaves Keras 2 with a function that does nothing.
         people = batches.people_of(extras)
@@ -302,6 +302,12 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             optimizer._parts.restore()
             self._note_releases()
 
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any) -> Any:
+        """As in Keras; also `test_on_batch(*batch)` with a batch of `plan.dataset`."""
+        if isinstance(sample_weight, dict) and "subject" in sample_weight:
+            x, y, sample_weight = batches.of_arrays(x, y, sample_weight)
+        return super().test_on_batch(x, y, sample_weight, **kwargs)
+
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Keras's own; a plan's batches are evaluated without their padding."""
         if isinstance(data, tuple) and len(data) == 3 and isinstance(data[2], dict):
@@ -310,6 +316,42 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             real = tf.where(people.mask)[:, 0]
             data = tf.nest.map_structure(lambda t: tf.gather(t, real), (x, y, people.weight))
         return super().test_step(data)
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Keras's own, for `evaluate`; targets by name, and for those outputs alone that need them."""
+        y = self._item_loss.arrange(y, y_pred)
+        if compat.KERAS_3 and isinstance(self.loss, Mapping) and isinstance(y_pred, (list, tuple)):
+            # Keras 3 takes a loss for some of the outputs in a dict of outputs alone.
+            y, y_pred = (dict(zip(self.output_names, part, strict=True)) for part in (y, y_pred))
+        return super().compute_loss(x, y, y_pred, *args, **kwargs)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keras's own; targets as in `compute_loss`."""
+        y = self._item_loss.arrange(y, y_pred)
+        return super().compute_metrics(x, y, y_pred, *args, **kwargs)
+
+    def predict_step(self, data: Any) -> Any:
+        """The wrapped model's."""
+        return self.inner_model.predict_step(data)
+
+    @property
+    def output_names(self) -> Any:
+        """The wrapped model's, by which Keras names losses and metrics; None if it has none."""
+        return getattr(self.inner_model, "output_names", None)
+
+    @output_names.setter
+    def output_names(self, names: Any) -> None:
+        """Keras 2 sets None when it makes a model."""
+
+    def get_layer(self, name: str | None = None, index: int | None = None) -> Any:
+        """The wrapped model's layer, as in Keras."""
+        return self.inner_model.get_layer(name, index)
+
+    def summary(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped model's, as in Keras."""
+        return self.inner_model.summary(*args, **kwargs)
 
     def reset_metrics(self) -> None:
         super().reset_metrics()

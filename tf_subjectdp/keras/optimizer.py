@@ -161,12 +161,6 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         added after the division; which draw the batch is; whether it was drawn with a seed; moving
         statistics, whose changes come last in `total`; what multiplies the noised sum, if anything.
         """
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if replicas > 1:
-            raise ValueError(
-                f"the strategy has {replicas} replicas, which would see parts of one person each, and "
-                "no clipping rule holds across them; train on one device."
-            )
         variables = list(variables)
         with tf.init_scope():
             self.build(variables)

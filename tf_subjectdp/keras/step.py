@@ -73,7 +73,8 @@ def private_step(
 
     Raises:
       ValueError: a loss that is already averaged, no people, a batch that the optimizer's plan did not
-        draw, or a `row_function` that stores something un-noised (metrics too: update them outside).
+        draw, a `row_function` that stores something un-noised (metrics too: update them outside), or
+        several replicas.
       tf.errors.InvalidArgumentError: a batch of another plan, or the plan's steps are used up.
     """
     if not isinstance(optimizer, DPOptimizer):
@@ -133,6 +134,7 @@ def take_step(
     writes to, as `validation` found them, and `strategy` is None where these or an inner optimizer need
     parts that go through the model as a whole.
     """
+    validation.check_replicas(*(compat.raw(v) for v in variables))
     # Before all else that TensorFlow runs in the order in which it was written.
     seed = clipping.fresh_seed()
     people = people_of(extras)

@@ -12,9 +12,6 @@ import tensorflow as tf
 # Points of the run at which epsilon is computed; in between the next one is shown, so never too low.
 EPSILON_POINTS = 20
 
-# The names of what is shown.
-NAMES = ("loss", "clipped", "signal_to_noise", "epsilon")
-
 
 # Where the sums of an epoch are kept: first those of the means, each a sum and what it is divided by.
 _MEANS = ("loss", "clipped", "signal_to_noise")
@@ -34,15 +31,27 @@ class StepTrackers:
         self._epsilons = tf.Variable(tf.zeros([EPSILON_POINTS]), trainable=False)
         self._stride = tf.Variable(1, dtype=tf.int64, trainable=False)
         self._shown = False
+        # The losses of single outputs, whose names are known when the step is traced.
+        self._output_sums: dict[str, tf.Variable] = {}
 
-    def update(self, summed: Any, regularization: tf.Tensor, noise: float) -> None:
+    def update(
+        self, summed: Any, regularization: tf.Tensor, noise: float, outputs: dict[str, tf.Tensor]
+    ) -> None:
         """Takes in one step.
 
         Args:
           summed: the step's `ClippedSum`.
           regularization: the weights' penalties.
           noise: standard deviation of the noise on each coordinate of the sum.
+          outputs: [n] losses of single outputs, by name.
         """
+        if set(outputs) != set(self._output_sums):
+            with tf.init_scope():
+                self._output_sums = {
+                    name: tf.Variable(0.0, dtype=tf.float64, trainable=False) for name in outputs
+                }
+        for name, losses in outputs.items():
+            self._output_sums[name].assign_add(tf.reduce_sum(tf.cast(losses, tf.float64)))
         rows = tf.cast(tf.size(summed.losses), tf.float32)
         size = float(sum(t.shape.num_elements() for t in summed.total))
         measured = tf.equal(tf.cast(self._sums[_STEPS], tf.int64) % _SIGNAL_STRIDE, 0)
@@ -66,6 +75,9 @@ class StepTrackers:
         pairs = tf.reshape(tf.cast(self._sums[: 2 * len(_MEANS)], tf.float32), [-1, 2])
         means = tf.unstack(tf.math.divide_no_nan(pairs[:, 0], pairs[:, 1]))
         logs = dict(zip(_MEANS, means, strict=True))
+        rows = self._sums[_MEANS.index("loss") * 2 + 1]
+        for name, value in self._output_sums.items():
+            logs[name] = tf.cast(tf.math.divide_no_nan(value, rows), tf.float32)
         if self._shown:
             point = (tf.identity(steps) + self._stride - 1) // self._stride - 1
             logs["epsilon"] = tf.gather(
@@ -90,3 +102,5 @@ class StepTrackers:
         """Begins an epoch; the count of non-finite gradients goes on."""
         kept = self._sums.numpy()[_NON_FINITE]
         self._sums.assign([0.0] * _NON_FINITE + [kept])
+        for value in self._output_sums.values():
+            value.assign(0.0)

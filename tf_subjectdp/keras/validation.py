@@ -22,6 +22,52 @@ _WRITES = (
     "LookupTableInsert",
 )
 
+# What `PrivateModel` does itself, by the method of Keras that would do it; and what to do instead.
+_OWN_LOOP = "write the step as a loop of your own around tf_subjectdp.private_step"
+_LOSS = "pass compile(loss=...) a function with one value an item"
+_METRICS = "pass compile(metrics=...) your metrics, or evaluate in a loop of your own"
+_REPLACED = {
+    "train_step": _OWN_LOOP,
+    "make_train_function": _OWN_LOOP,
+    "compute_loss": _LOSS,
+    "test_step": _METRICS,
+    "make_test_function": _METRICS,
+    "compute_metrics": _METRICS,
+    "get_metrics_result": _METRICS,
+    "make_predict_function": "override predict_step, which is used",
+}
+
+
+def check_methods(model: Any) -> None:
+    """Refuses a model with methods of its own that would not be called.
+
+    Raises:
+      ValueError: its own `train_step`, `compute_loss`, `test_step`, ...
+    """
+    for name, remedy in _REPLACED.items():
+        used = [getattr(base, name, None) for base in (tf.keras.Model, tf.keras.Sequential)]
+        if name in vars(model) or getattr(type(model), name, None) not in used:
+            raise ValueError(
+                f"model {model.name!r} ({type(model).__name__}) has its own {name}, which would never be "
+                f"called: the steps are PrivateModel's. Leave it out, and {remedy}."
+            )
+
+
+def check_replicas(*made: Any) -> None:
+    """Refuses more than one replica, of the strategy in use or that models or variables were made under.
+
+    Raises:
+      ValueError: no rule holds where a person's rows are in several places.
+    """
+    strategies = [getattr(each, "distribute_strategy", None) for each in made]
+    strategies.append(tf.distribute.get_strategy())
+    replicas = max(each.num_replicas_in_sync for each in strategies if each is not None)
+    if replicas > 1:
+        raise ValueError(
+            f"the strategy has {replicas} replicas, which would see parts of one person each, and "
+            "no clipping rule holds across them; make the model and train it on one device."
+        )
+
 
 def check_layers(model: Any) -> None:
     """Refuses layers that mix the items of a batch, by name.
@@ -83,22 +129,32 @@ def check_forward_pass(model: Any, spec: Any) -> list[Any]:
       be clipped and noised.
 
     Raises:
-      ValueError: the pass writes to another variable that is no random seed, or adds a loss.
+      ValueError: the pass writes to another variable that is no random seed, or adds a loss, or
+        has one by a function that looks at more than weights.
     """
-    found: dict[str, Any] = {}
+    added: dict[str, bool] = {}
+    # Every call would add another one of those that are added in a call.
+    before = {id(layer): len(compat.loss_functions(layer)) for layer in compat.all_layers(model)}
 
     def forward(x):
         outputs = model(x, training=True)
-        found["losses"] = [
-            loss for layer in compat.all_layers(model) for loss in compat.own_losses(layer)
-        ]
+        graph = tf.compat.v1.get_default_graph()
+        for layer in compat.all_layers(model):
+            functions = compat.loss_functions(layer)
+            added[f"layer {layer.name!r} ({type(layer).__name__})"] = (
+                len(functions) > before.get(id(layer), len(functions))
+                or any(getattr(loss, "graph", None) is graph for loss in compat.own_losses(layer))
+                or any(_looks_at(loss, tf.nest.flatten(x)) for loss in functions)
+            )
         return outputs
 
     graph = tf.function(forward).get_concrete_function(spec).graph
-    if any(getattr(loss, "graph", None) is graph for loss in found["losses"]):
+    names = [name for name, adds in added.items() if adds]
+    if names:
         raise ValueError(
-            "a layer calls add_loss: it would be added outside the clipping. Put it into the loss "
-            "function, one value an item; for a penalty on weights use a regularizer of the weight."
+            f"{', '.join(names)} calls add_loss: it would be added outside the clipping. Put it into "
+            "the loss function, one value an item; for a penalty on weights use a regularizer of the "
+            "weight."
         )
     writes, statistics = _written(graph, compat.all_layers(model))
     if writes:
@@ -108,6 +164,25 @@ def check_forward_pass(model: Any, spec: Any) -> list[Any]:
             "one without running statistics, e.g. LayerNormalization."
         )
     return statistics
+
+
+def _looks_at(loss: Any, data: list[Any]) -> bool:
+    """Whether a function without arguments computes from tensors of the graph that is being traced."""
+    try:
+        value = loss()
+    except (TypeError, ValueError):
+        return True  # From tensors of a graph that is gone.
+    if value is None or isinstance(value, tf.__internal__.EagerTensor):
+        return False
+    if not isinstance(value, tf.Tensor):
+        return True  # One of Keras's symbolic tensors, an output of a layer.
+    names, ahead, reached = {tensor.name for tensor in data}, [value], set()
+    while ahead:
+        tensor = ahead.pop()
+        if tensor.name not in reached:
+            reached.add(tensor.name)
+            ahead += tensor.op.inputs
+    return not names.isdisjoint(reached)
 
 
 def check_row_function(row_function: Any, spec: Any, layers: Any) -> list[Any]:
