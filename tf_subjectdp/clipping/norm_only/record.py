@@ -228,14 +228,23 @@ class Record:
         padding: str,
         dilations: tuple[int, int],
     ) -> tf.Tensor:
-        """`tf.nn.conv2d` of images [n, h, w, c] with a kernel [kh, kw, c, o] or, for images of
-        height 1, [kw, c, o]; NoRule if their size is unknown."""
+        """`tf.nn.convolution` of images [n, h, w, c] with a kernel [kh, kw, c / groups, o] or, for
+        images of height 1, [kw, c / groups, o]; NoRule if their size is unknown."""
         value = self.value(kernel, inputs.dtype)
         value = value[tf.newaxis] if value.shape.rank == 3 else value
         options = {"strides": strides, "padding": padding, "dilations": dilations}
-        window = _window(inputs, value.shape, options)
-        output = tf.nn.conv2d(inputs, value, **options)
-        shape = kernel.shape
+        window, shape = _window(inputs, value.shape, options), kernel.shape
+        groups = int(inputs.shape[-1]) // int(shape[-2])
+        # Not `tf.nn.conv2d`: CPUs may lack the gradients of one with dilation or with groups.
+        parts = zip(tf.split(inputs, groups, -1), tf.split(value, groups, -1), strict=True)
+        output = tf.concat([tf.nn.convolution(x, w, **options) for x, w in parts], -1)
+        if groups > 1:
+            return self._noted(
+                kernel,
+                inputs,
+                output,
+                lambda d: convolution.use_in_groups(inputs, d, shape, window, groups),
+            )
         return self._noted(
             kernel,
             inputs,
@@ -252,14 +261,15 @@ class Record:
         padding: str,
         dilations: tuple[int, int],
     ) -> tf.Tensor:
-        """`tf.nn.depthwise_conv2d` of images [n, h, w, c]; NoRule if their size is unknown."""
-        options = {"strides": strides, "padding": padding, "dilations": dilations}
-        window = _window(inputs, kernel.shape, options)
+        """`tf.nn.depthwise_conv2d` of images [n, h, w, c] with a kernel [kh, kw, c, m] or, for images
+        of height 1, [kw, c, m]; NoRule if their size is unknown."""
         value = self.value(kernel, inputs.dtype)
+        value = value[tf.newaxis] if value.shape.rank == 3 else value
+        options = {"strides": strides, "padding": padding, "dilations": dilations}
+        window, shape = _window(inputs, value.shape, options), kernel.shape
         output = tf.nn.depthwise_conv2d(
             inputs, value, [1, *strides, 1], padding, dilations=dilations
         )
-        shape = kernel.shape
         return self._noted(
             kernel,
             inputs,
