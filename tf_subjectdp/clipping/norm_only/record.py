@@ -15,6 +15,8 @@ import tensorflow as tf
 
 from tf_subjectdp.clipping.norm_only import convolution
 from tf_subjectdp.clipping.norm_only.products import product
+from tf_subjectdp.clipping.norm_only.row_wise import Proof
+from tf_subjectdp.clipping.norm_only.row_wise_values import is_constant
 from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Lookups, Use, one_use
 from tf_subjectdp.clipping.variables import raw
 
@@ -45,12 +47,18 @@ class Record:
     Args:
       tape: a tape that watches nothing by itself.
       variables: the weights that are trained; others pass through without a note.
+      rows: the batch, tensors [n, ...] of the graph that is traced.
       whole: whether everything is made in one go, without loops over parts, as a compiled program
         needs it.
     """
 
     def __init__(
-        self, tape: tf.GradientTape, variables: Sequence[tf.Variable], *, whole: bool = False
+        self,
+        tape: tf.GradientTape,
+        variables: Sequence[tf.Variable],
+        rows: Sequence[tf.Tensor],
+        *,
+        whole: bool = False,
     ):
         self._whole = whole
         self._tape = tape
@@ -60,7 +68,7 @@ class Record:
         self._of_products: dict[str, Any] = {"grams": {}, "whole": whole}
         self.received: list[tf.Tensor] = []
         self._rules: list[tuple[int, int, str]] = []
-        self.declared: list[tuple[list[tf.Tensor], list[tf.Tensor]]] = []
+        self.proof = Proof(rows)
 
     # -- for the engine -----------------------------------------------------------------------------
 
@@ -69,9 +77,14 @@ class Record:
         """The tensors whose gradients `uses` needs."""
         return [note.watched for note in self._notes]
 
-    def uses(self, gradients: Sequence[tf.Tensor | None]) -> dict[int, Use]:
-        """One `Use` a variable (keys: `identity_of`), from the gradients of the loss at `watched`."""
-        found: dict[int, list[Use]] = {}
+    def uses(
+        self, gradients: Sequence[tf.Tensor | None], alike: dict[int, tf.Tensor]
+    ) -> dict[int, Use]:
+        """One `Use` a variable (keys: `identity_of`), from the gradients of the loss at `watched`, and
+        every row's gradients of the weights that no rule notes and all rows use `alike`."""
+        found: dict[int, list[Use]] = {
+            key: [ItemGradients(each, each.shape[1:])] for key, each in alike.items()
+        }
         for note, gradient in zip(self._notes, gradients, strict=True):
             if gradient is not None:
                 found.setdefault(note.variable, []).append(note.use(gradient))
@@ -82,6 +95,12 @@ class Record:
         if tf.executing_eagerly():
             return False
         return tf.compat.v1.get_default_graph() is self._graph
+
+    def is_constant(self, tensors: Sequence[Any]) -> bool:
+        """Whether tensors, of which there are some, are the same for every row."""
+        given = [t for t in tf.nest.flatten(tensors) if isinstance(t, tf.Tensor)]
+        known = (not tf.is_symbolic_tensor(t) or is_constant(self.proof.state_of(t)) for t in given)
+        return bool(given) and all(known)
 
     def begin(self) -> int:
         """The number of operations before a layer's rule."""
@@ -161,7 +180,7 @@ class Record:
         """
         if not self.is_here():
             raise NoRule("it runs inside a loop, a condition or a function of its own")
-        self.declared.append((list(received), list(outputs)))
+        self.proof.declare(received, outputs)
 
     def matmul(self, inputs: tf.Tensor, kernel: Any, *, transpose: bool = False) -> tf.Tensor:
         """inputs [n, ..., i] times kernel [i, o] (or [o, i] with `transpose`) -> [n, ..., o]."""
