@@ -352,13 +352,65 @@ def test_a_subclassed_model_is_served():
     check(model, ids)
 
 
-def test_a_weight_outside_all_layers_is_found_and_named():
+def test_a_scale_outside_all_layers_is_served():
     if compat.KERAS_3:
         pytest.skip("Keras 3 does not train a plain variable of a subclassed model")
     model = Tied(stray=True)
     ids = tf.constant(rng().integers(0, 6, (6, 3)), tf.int32)
     model(ids)
-    assert "no rule covers the use of Variable" in why_not(model, ids)
+    check(model, ids)
+
+
+class Alike(L.Layer):
+    """Weights that meet every row alike, in many ways."""
+
+    def build(self, shape):
+        length, width = shape[1:]
+        for name, size in {
+            "table": [length, width],
+            "token": [1, 1, width],
+            "factor": [],
+            "bias": [length + 1, length + 1],
+        }.items():
+            setattr(self, name, self.add_weight(name=name, shape=size, initializer="ones"))
+        self.place = L.Embedding(length + 3, width)
+        self.dense = L.Dense(width)
+        self.dense.build([length, width])
+
+    def call(self, x):
+        length, count = tf.shape(x)[1], tf.shape(x)[0]
+        places = self.place(tf.range(length))
+        x = x + places[None] + tf.nn.softmax(self.table) + self.dense(places)
+        flat = tf.reshape(x, [-1, x.shape[-1]]) * tf.exp(-self.factor) + self.table[0]
+        x = tf.where(x > 0.0, tf.reshape(flat, tf.shape(x)), self.table / 3.0)
+        x = tf.maximum(x, 0.1 * self.table)
+        x = tf.concat([tf.tile(self.token, [count, 1, 1]), x], 1)
+        x += tf.broadcast_to(self.token, [count, 1, x.shape[-1]])
+        scores = tf.matmul(x, x, transpose_b=True) + self.bias
+        return tf.matmul(tf.nn.softmax(scores), x)
+
+
+def test_weights_that_every_row_uses_alike_are_served():
+    model = K.Sequential([K.Input([4, 3]), L.Dense(2), Alike(), L.Dense(2)])
+    assert why_not(model, numbers(6, 4, 3)) == ""
+    values = rng(4)
+    model.set_weights([values.normal(size=w.shape) for w in model.get_weights()])
+    check(model, numbers(6, 4, 3))
+
+
+class Multiplies(L.Layer):
+    def build(self, shape):
+        self.kernel = self.add_weight(name="kernel", shape=[shape[-1], 2])
+
+    def call(self, inputs):
+        return tf.matmul(inputs, self.kernel)
+
+
+def test_a_weight_that_meets_the_rows_in_another_way_is_named_with_the_remedy():
+    model = K.Sequential([K.Input([3]), L.Dense(4), Multiplies(name="own")])
+    sentence = why_not(model, numbers(4, 3))
+    assert "(MatMul" in sentence
+    assert "meets it with the rows): register_norm_rule gives a layer one" in sentence
 
 
 def test_one_weight_in_two_layers_is_served_as_one():
@@ -399,6 +451,17 @@ class Centred(L.Layer):
 def test_a_model_that_lets_rows_meet_goes_to_the_general_engine(layer):
     model = K.Sequential([K.Input([3]), L.Dense(4), layer, L.Dense(2)])
     assert "not norm_only" in why_not(model, numbers(4, 3))
+
+
+@pytest.mark.parametrize("behind", [L.Dense(4), Multiplies()])
+def test_a_layer_that_takes_a_mean_over_the_batch_is_a_warning_that_names_it(behind, caplog):
+    model = K.Sequential([K.Input([3]), behind, Centred(name="centred"), L.Dense(2)])
+    with caplog.at_level("INFO", "tf_subjectdp"):
+        sentence = why_not(model, numbers(4, 3))
+    assert "Rows of a batch meet in layer 'centred' (Centred, by Mean" in sentence
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("WARNING", sentence)]
+    model = K.Sequential([K.Input([3]), Multiplies(), L.LayerNormalization(), L.Dense(2)])
+    assert "meet in" not in why_not(model, numbers(4, 3))
 
 
 def test_a_loss_that_lets_rows_meet_goes_to_the_general_engine():

@@ -58,6 +58,12 @@ CASES = {
     "Conv2D, strided": (lambda: L.Conv2D(4, (3, 2), strides=2, padding="same"), numbers(7, 6, 2)),
     "Conv2D, dilated": (lambda: L.Conv2D(4, 2, dilation_rate=2), numbers(6, 6, 2)),
     "Conv2D, many channels": (lambda: L.Conv2D(30, 3), numbers(4, 4, 40)),
+    "Conv1D, dilated": (lambda: L.Conv1D(4, 2, dilation_rate=2), numbers(7, 3)),
+    "Conv1D, in groups": (lambda: L.Conv1D(4, 2, groups=2, strides=2), numbers(7, 4)),
+    "Conv2D, in groups": (lambda: L.Conv2D(6, (3, 2), groups=3, padding="same"), numbers(4, 5, 6)),
+    "DepthwiseConv1D": (lambda: L.DepthwiseConv1D(3, strides=2, depth_multiplier=2), numbers(7, 3)),
+    "DepthwiseConv1D, dilated": (lambda: L.DepthwiseConv1D(2, dilation_rate=2), numbers(7, 3)),
+    "SeparableConv1D": (lambda: L.SeparableConv1D(4, 3, padding="same"), numbers(7, 3)),
     "DepthwiseConv2D": (lambda: L.DepthwiseConv2D(3, depth_multiplier=2), numbers(6, 6, 3)),
     "SeparableConv2D": (lambda: L.SeparableConv2D(4, 3, padding="same"), numbers(6, 6, 3)),
     "Embedding": (lambda: L.Embedding(5, 4), ids(7)),
@@ -242,7 +248,7 @@ def doubling(layer, record, inputs):
 
 @sdp.register_norm_rule(Forgetful)
 def forgetful(layer, record, inputs):
-    return record.matmul(inputs, layer.kernel) + 2.0 * layer.offset
+    return record.bias(tf.matmul(inputs, layer.kernel), layer.offset) + layer.offset
 
 
 @sdp.register_norm_rule(Wrong)
@@ -256,7 +262,7 @@ def test_a_rule_of_the_user_s_own_is_used():
 
 
 def test_a_rule_that_leaves_a_weight_out_is_found():
-    with pytest.raises(ValueError, match="no rule covers the use of .*offset"):
+    with pytest.raises(ValueError, match="no rule covers the use of .*kernel"):
         sdp.check_norm_rule(Forgetful(), tf.constant(numbers(4)))
 
 

@@ -178,6 +178,19 @@ def test_an_activity_regulariser_is_refused_by_name(layer):
         sdp.PrivateModel(stack(layer))
 
 
+def test_a_float8_policy_is_refused_by_name_with_the_replacement(box, plan):
+    if not box.keras_3:
+        pytest.skip("Keras 2 has no float8 policies")
+    layer = L.Dense(2, name="tiny", dtype="float8_from_float32")
+    with pytest.raises(ValueError, match="tiny/inputs_scale.*float8.*mixed_bfloat16"):
+        sdp.PrivateModel(stack(layer))
+    layer(np.zeros([2, 3], np.float32))
+    with pytest.raises(ValueError, match="tiny/inputs_scale.*float8.*mixed_bfloat16"):
+        sdp.private_step(
+            plan.optimizer("sgd"), lambda rows: None, layer.trainable_variables, box.x, {}
+        )
+
+
 def test_a_stateful_recurrent_layer_is_refused_by_name():
     net = tf.keras.Sequential(
         [L.Input(batch_shape=(4, 3, 2)), L.SimpleRNN(2, stateful=True, name="memory")]

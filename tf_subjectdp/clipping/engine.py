@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_subjectdp.clipping import loop, norm_only, vectorized
+from tf_subjectdp.clipping import loop, norm_only, traced_shapes, vectorized
 from tf_subjectdp.clipping.empty import padded_if_empty
 from tf_subjectdp.clipping.norm_only import compiled
 from tf_subjectdp.clipping.part_updates import PartUpdates
@@ -141,7 +141,8 @@ def choose_strategy(
 ) -> tuple[str, str]:
     """Decides how the step is computed, before it is traced, and says so in one log line.
 
-    The line is a warning where a model was named and the fast engine does not serve it.
+    The line is a warning where a model was named and the fast engine does not serve it, or one of its
+    layers makes numbers of several rows, as a mean over the batch does.
 
     Args:
       row_function: rows -> (loss [n], predictions). Whatever it raises is raised.
@@ -169,6 +170,15 @@ def choose_strategy(
         name, detail, level = _choose(row_function, variables, row_spec, linear, options, layers)
     unit = "item" if linear else "group of items"
     sentence = f"clipping engine: {STRATEGIES[name].what.format(unit=unit)} ({detail})"
+    if name != "norm_only" and layers:
+        meeting = traced_shapes.where_rows_meet(row_function, row_spec, layers)
+        if meeting:
+            seen = "a group of them" if name == "loop" and not linear else "one"
+            sentence += (
+                f". Rows of a batch meet in {meeting}: this engine shows it {seen} at a time, so it "
+                "computes something else than Keras would; use one that treats every row alone"
+            )
+            level = logging.WARNING
     if sentence != said:
         _log.log(level, sentence)
     return name, sentence
@@ -203,7 +213,9 @@ def _general(row_function, variables, row_spec, linear, options) -> tuple[str, s
     chunk = options.chunk_rows(variables)
     if options.strategy == "auto" and chunk == 1:
         return "loop", "one item gradient fills the memory budget"
-    reason, sequential = vectorized.why_not(row_function, variables, row_spec, chunk)
+    reason, sequential = traced_shapes.size_by_values(row_function, variables, row_spec), []
+    if not reason:
+        reason, sequential = vectorized.why_not(row_function, variables, row_spec, chunk)
     if reason:
         if options.strategy == "vectorized":
             raise ValueError(

@@ -85,6 +85,7 @@ def private_step(
     rows = tf.nest.map_structure(tf.convert_to_tensor, rows)
     if not variables:
         raise ValueError("variables is empty; nothing can be trained.")
+    validation.check_gradients(variables)
     layers = compat.all_layers(model)
     validation.check_batch_normalization(layers, optimizer.algorithm)
     people = people_of(extras)

@@ -73,8 +73,10 @@ def check_layers(model: Any) -> None:
     """Refuses layers that mix the items of a batch, by name.
 
     Raises:
-      ValueError: a stateful recurrent layer, or an activity regulariser.
+      ValueError: a stateful recurrent layer, an activity regulariser, or a float8 policy.
     """
+    if compat.KERAS_3:  # Keras 2 has no float8, and does not name the weights of what is not built
+        check_gradients(model.trainable_variables)
     for layer in _layers(model):
         name = f"layer {layer.name!r} ({type(layer).__name__})"
         if getattr(layer, "stateful", False) and isinstance(layer, tf.keras.layers.RNN):
@@ -86,6 +88,22 @@ def check_layers(model: Any) -> None:
             raise ValueError(
                 f"{name} has an activity_regularizer, a loss that depends on the data and is added "
                 "outside the clipping. Put it into the loss function, one value an item."
+            )
+
+
+def check_gradients(variables: Any) -> None:
+    """Refuses weights whose "gradient" is no gradient, by name.
+
+    Raises:
+      ValueError: a scale of Keras's float8 policies, which the optimizer overwrites with its gradient:
+        the largest entries of the batch.
+    """
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise ValueError(
+                f"weight {variable.path!r} belongs to a float8 policy: training would put the largest "
+                "entries of a batch into it, which clipping and noise do not cover. Give its layer "
+                "dtype='mixed_bfloat16' or 'float32'."
             )
 
 

@@ -263,10 +263,25 @@ def use(
     return ImageGradients(images, gradient, shape, window)
 
 
-def depthwise_use(images: tf.Tensor, gradient: tf.Tensor, shape: Any, window: Window) -> Use:
-    """The use of a kernel [h, w, c, m] that convolves every channel alone."""
+def use_in_groups(
+    images: tf.Tensor, gradient: tf.Tensor, shape: Any, window: Window, groups: int
+) -> Use:
+    """The use of a kernel [h, w, c / groups, o] or [w, c / groups, o], each group of channels alone."""
     images, gradient = tf.cast(images, tf.float32), tf.cast(gradient, tf.float32)
-    channels, multiplier = int(shape[2]), int(shape[3])
+    wide, outer = _row_patches(images, window), gradient.shape[-1] // groups
+    flat = tf.reshape(gradient, [-1, window.positions, groups, outer])
+    inner = [window.kernel[1], groups, images.shape[-1] // groups]
+    rows = []
+    for i in range(window.kernel[0]):
+        met = tf.reshape(_along(wide, window, 0, i), [-1, window.positions, *inner])
+        rows.append(tf.einsum("npjgc,npgo->njcgo", met, flat))
+    return ItemGradients(tf.stack(rows, axis=1), shape)
+
+
+def depthwise_use(images: tf.Tensor, gradient: tf.Tensor, shape: Any, window: Window) -> Use:
+    """The use of a kernel [h, w, c, m] or [w, c, m] that convolves every channel alone."""
+    images, gradient = tf.cast(images, tf.float32), tf.cast(gradient, tf.float32)
+    channels, multiplier = int(shape[-2]), int(shape[-1])
     gradient = tf.reshape(gradient, [-1, *window.output, channels, multiplier])
     padded = _padded(images, window)
     entries = []

@@ -29,13 +29,6 @@ def _activated(layer: Any, outputs: tf.Tensor) -> tf.Tensor:
     return outputs if activation is None else activation(outputs)
 
 
-def _images(layer: Any, inputs: tf.Tensor, rank: int = 4) -> None:
-    if layer.data_format != "channels_last":
-        raise NoRule(f"data_format={layer.data_format!r}")
-    if inputs.shape.rank != rank:
-        raise NoRule(f"inputs of shape {inputs.shape}")
-
-
 @register_norm_rule(_layers.Dense)
 def dense(layer: Any, record: Record, inputs: tf.Tensor, **_: Any) -> tf.Tensor:
     """y = activation(x W + b), x of any rank."""
@@ -100,73 +93,56 @@ def _turned(tensor, letters: str, rows: str, places: list[str], inner: list[str]
 @register_norm_rule(_layers.Conv2D)
 def conv2d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
     """y = activation(x * W + b) over images."""
-    _plain(layer)
-    _images(layer, inputs)
-    outputs = _convolved(layer, record, inputs, layer.strides, layer.dilation_rate, layer.padding)
-    if layer.use_bias:
-        outputs = record.bias(outputs, layer.bias)
-    return _activated(layer, outputs)
-
-
-def _convolved(layer, record, inputs, strides, dilations, padding) -> tf.Tensor:
-    if layer.groups != 1:
-        raise NoRule(f"groups={layer.groups}")
-    if padding not in ("same", "valid"):
-        raise NoRule(f"padding={padding!r}")
-    return record.convolution(
-        inputs,
-        layer.kernel,
-        strides=tuple(strides),
-        padding=padding.upper(),
-        dilations=tuple(dilations),
-    )
-
-
-def _known_size(inputs: tf.Tensor) -> None:
-    if None in tuple(inputs.shape[1:]):
-        raise NoRule(f"inputs of shape {inputs.shape[1:]} have no fixed size")
+    inputs, options = _images(layer, inputs)
+    outputs = record.convolution(inputs, layer.kernel, **options)
+    return _finished(layer, record, outputs)
 
 
 @register_norm_rule(_layers.Conv1D)
 def conv1d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
     """y = activation(x * W + b) over sequences: images of height 1."""
-    _plain(layer)
-    _images(layer, inputs, rank=3)
-    if layer.groups != 1:
-        raise NoRule(f"groups={layer.groups}")
-    stride, dilation = layer.strides[0], layer.dilation_rate[0]
-    padding = layer.padding
-    if padding == "causal":
-        before = (layer.kernel_size[0] - 1) * dilation
-        inputs, padding = tf.pad(inputs, [[0, 0], [before, 0], [0, 0]]), "valid"
-    outputs = record.convolution(
-        inputs[:, tf.newaxis],
-        layer.kernel,
-        strides=(stride, stride),
-        padding=padding.upper(),
-        dilations=(1, dilation),
-    )
-    outputs = outputs[:, 0]
-    if layer.use_bias:
-        outputs = record.bias(outputs, layer.bias)
-    return _activated(layer, outputs)
+    inputs, options = _sequences(layer, inputs)
+    outputs = record.convolution(inputs, layer.kernel, **options)
+    return _finished(layer, record, outputs[:, 0])
 
 
 @register_norm_rule(_layers.DepthwiseConv2D)
 def depthwise_conv2d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
     """Every channel convolved alone."""
-    _plain(layer)
-    _images(layer, inputs)
-    outputs = record.depthwise_convolution(
-        inputs,
-        _depthwise_kernel(layer),
-        strides=tuple(layer.strides),
-        padding=layer.padding.upper(),
-        dilations=tuple(layer.dilation_rate),
+    inputs, options = _images(layer, inputs)
+    outputs = record.depthwise_convolution(inputs, _depthwise_kernel(layer), **options)
+    return _finished(layer, record, outputs)
+
+
+@register_norm_rule(_layers.DepthwiseConv1D)
+def depthwise_conv1d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
+    """Every channel of a sequence convolved alone: images of height 1."""
+    inputs, options = _sequences(layer, inputs)
+    outputs = record.depthwise_convolution(inputs, _depthwise_kernel(layer), **options)
+    return _finished(layer, record, outputs[:, 0])
+
+
+@register_norm_rule(_layers.SeparableConv2D)
+def separable_conv2d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
+    """Every channel convolved alone, then a convolution of size 1."""
+    inputs, options = _images(layer, inputs)
+    outputs = _separable(layer, record, inputs, options)
+    return _finished(layer, record, outputs)
+
+
+@register_norm_rule(_layers.SeparableConv1D)
+def separable_conv1d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
+    """As SeparableConv2D over sequences: images of height 1."""
+    inputs, options = _sequences(layer, inputs)
+    outputs = _separable(layer, record, inputs, options)
+    return _finished(layer, record, outputs[:, 0])
+
+
+def _separable(layer, record, inputs, options) -> tf.Tensor:
+    outputs = record.depthwise_convolution(inputs, layer.depthwise_kernel, **options)
+    return record.convolution(
+        outputs, layer.pointwise_kernel, strides=(1, 1), padding="VALID", dilations=(1, 1)
     )
-    if layer.use_bias:
-        outputs = record.bias(outputs, layer.bias)
-    return _activated(layer, outputs)
 
 
 def _depthwise_kernel(layer: Any) -> Any:
@@ -174,24 +150,46 @@ def _depthwise_kernel(layer: Any) -> Any:
     return layer.kernel if kernel is None else kernel
 
 
-@register_norm_rule(_layers.SeparableConv2D)
-def separable_conv2d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
-    """Every channel convolved alone, then a convolution of size 1."""
+def _images(layer: Any, inputs: tf.Tensor, rank: int = 4) -> tuple[tf.Tensor, dict[str, Any]]:
+    """What a layer convolves, and the options of the convolution."""
     _plain(layer)
-    _images(layer, inputs)
-    outputs = record.depthwise_convolution(
-        inputs,
-        layer.depthwise_kernel,
-        strides=tuple(layer.strides),
-        padding=layer.padding.upper(),
-        dilations=tuple(layer.dilation_rate),
-    )
-    outputs = record.convolution(
-        outputs, layer.pointwise_kernel, strides=(1, 1), padding="VALID", dilations=(1, 1)
-    )
+    if layer.data_format != "channels_last":
+        raise NoRule(f"data_format={layer.data_format!r}")
+    if inputs.shape.rank != rank:
+        raise NoRule(f"inputs of shape {inputs.shape}")
+    if layer.padding not in ("same", "valid", "causal"):
+        raise NoRule(f"padding={layer.padding!r}")
+    strides, dilations = tuple(layer.strides), tuple(layer.dilation_rate)
+    if max(strides) > 1 and max(dilations) > 1:
+        raise NoRule(f"strides={strides} and dilation_rate={dilations}")
+    return inputs, {"strides": strides, "padding": layer.padding.upper(), "dilations": dilations}
+
+
+def _sequences(layer: Any, inputs: tf.Tensor) -> tuple[tf.Tensor, dict[str, Any]]:
+    """The same of a layer over sequences, as images of height 1."""
+    inputs, options = _images(layer, inputs, rank=3)
+    (stride,), (dilation,) = options["strides"], options["dilations"]
+    padding = options["padding"]
+    if padding == "CAUSAL":
+        before = (layer.kernel_size[0] - 1) * dilation
+        inputs, padding = tf.pad(inputs, [[0, 0], [before, 0], [0, 0]]), "VALID"
+    # TensorFlow's depthwise convolutions want equal strides.
+    return inputs[:, tf.newaxis], {
+        "strides": (stride, stride),
+        "padding": padding,
+        "dilations": (1, dilation),
+    }
+
+
+def _finished(layer: Any, record: Record, outputs: tf.Tensor) -> tf.Tensor:
     if layer.use_bias:
         outputs = record.bias(outputs, layer.bias)
     return _activated(layer, outputs)
+
+
+def _known_size(inputs: tf.Tensor) -> None:
+    if None in tuple(inputs.shape[1:]):
+        raise NoRule(f"inputs of shape {inputs.shape[1:]} have no fixed size")
 
 
 @register_norm_rule(_layers.Embedding)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_subjectdp.clipping.norm_only.record import Record
-from tf_subjectdp.clipping.norm_only.row_wise import why_not_row_wise
+from tf_subjectdp.clipping.norm_only.broadcasts import NotAlike, gradients_of_rows
+from tf_subjectdp.clipping.norm_only.record import Record, identity_of
 from tf_subjectdp.clipping.norm_only.rules import recorded
 from tf_subjectdp.clipping.norm_only.uses import Use
 
@@ -50,34 +50,42 @@ def forward_backward(
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         # Nothing but a use without a note still connects a variable to the losses.
         tape.watch(variables)
-        record = Record(tape, variables, whole=whole)
+        record = Record(tape, variables, tf.nest.flatten(rows), whole=whole)
         with recorded(layers, record) as declined:
             losses, predictions = row_function(rows)
         target = tf.reduce_sum(losses)
         leak = record.leak()
+        traced = record.begin()
     stray = tape.gradient(target, variables)
     gradients = tape.gradient(target, record.watched)
+    unnoted = [v for v, gradient in zip(variables, stray, strict=True) if gradient is not None]
+    alike, reason = _alike(tape, target, unnoted, record, traced, declined)
     del tape
-    reason = _reason(variables, stray, declined) or leak
-    if not reason:
-        reason = as_written(why_not_row_wise)(
-            [losses, *record.received], tf.nest.flatten(rows), record.declared
-        )
-    uses = {} if reason else as_written(record.uses)(gradients)
+    reason = reason or leak or record.proof.why_not([losses, *record.received])
+    uses = {} if reason else as_written(record.uses)(gradients, alike)
     return Pass(losses, predictions, uses, reason)
+
+
+@as_written
+def _alike(tape, target, variables, record, traced, declined) -> tuple[dict[int, tf.Tensor], str]:
+    """Every row's gradients of the weights that are used without a note, or why there are none."""
+    if not variables:
+        return {}, ""
+    try:
+        found = gradients_of_rows(tape, target, variables, record.proof, traced)
+    except NotAlike as why:
+        names = ", ".join(v.name for v in variables[:3])
+        whys = "; ".join([*declined, str(why)])
+        return (
+            {},
+            f"no rule covers the use of {names} ({whys}): register_norm_rule gives a layer one",
+        )
+    return {identity_of(v): each for v, each in zip(variables, found, strict=True)}, ""
 
 
 def no_longer(reason: str) -> str:
     """What to say where a model that was served is so no more."""
     return f"the engine norm_only was chosen, but {reason}; compile the model again."
-
-
-def _reason(variables, stray, declined) -> str:
-    found = [v.name for v, gradient in zip(variables, stray, strict=True) if gradient is not None]
-    if not found:
-        return ""
-    why = f" ({'; '.join(declined)})" if declined else ""
-    return f"no rule covers the use of {', '.join(found[:3])}{why}"
 
 
 def why_not(

@@ -15,6 +15,8 @@ import tensorflow as tf
 
 from tf_subjectdp.clipping.norm_only import convolution
 from tf_subjectdp.clipping.norm_only.products import product
+from tf_subjectdp.clipping.norm_only.row_wise import Proof
+from tf_subjectdp.clipping.norm_only.row_wise_values import is_constant
 from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Lookups, Use, one_use
 from tf_subjectdp.clipping.variables import raw
 
@@ -45,12 +47,18 @@ class Record:
     Args:
       tape: a tape that watches nothing by itself.
       variables: the weights that are trained; others pass through without a note.
+      rows: the batch, tensors [n, ...] of the graph that is traced.
       whole: whether everything is made in one go, without loops over parts, as a compiled program
         needs it.
     """
 
     def __init__(
-        self, tape: tf.GradientTape, variables: Sequence[tf.Variable], *, whole: bool = False
+        self,
+        tape: tf.GradientTape,
+        variables: Sequence[tf.Variable],
+        rows: Sequence[tf.Tensor],
+        *,
+        whole: bool = False,
     ):
         self._whole = whole
         self._tape = tape
@@ -60,7 +68,7 @@ class Record:
         self._of_products: dict[str, Any] = {"grams": {}, "whole": whole}
         self.received: list[tf.Tensor] = []
         self._rules: list[tuple[int, int, str]] = []
-        self.declared: list[tuple[list[tf.Tensor], list[tf.Tensor]]] = []
+        self.proof = Proof(rows)
 
     # -- for the engine -----------------------------------------------------------------------------
 
@@ -69,9 +77,14 @@ class Record:
         """The tensors whose gradients `uses` needs."""
         return [note.watched for note in self._notes]
 
-    def uses(self, gradients: Sequence[tf.Tensor | None]) -> dict[int, Use]:
-        """One `Use` a variable (keys: `identity_of`), from the gradients of the loss at `watched`."""
-        found: dict[int, list[Use]] = {}
+    def uses(
+        self, gradients: Sequence[tf.Tensor | None], alike: dict[int, tf.Tensor]
+    ) -> dict[int, Use]:
+        """One `Use` a variable (keys: `identity_of`), from the gradients of the loss at `watched`, and
+        every row's gradients of the weights that no rule notes and all rows use `alike`."""
+        found: dict[int, list[Use]] = {
+            key: [ItemGradients(each, each.shape[1:])] for key, each in alike.items()
+        }
         for note, gradient in zip(self._notes, gradients, strict=True):
             if gradient is not None:
                 found.setdefault(note.variable, []).append(note.use(gradient))
@@ -82,6 +95,12 @@ class Record:
         if tf.executing_eagerly():
             return False
         return tf.compat.v1.get_default_graph() is self._graph
+
+    def is_constant(self, tensors: Sequence[Any]) -> bool:
+        """Whether tensors, of which there are some, are the same for every row."""
+        given = [t for t in tf.nest.flatten(tensors) if isinstance(t, tf.Tensor)]
+        known = (not tf.is_symbolic_tensor(t) or is_constant(self.proof.state_of(t)) for t in given)
+        return bool(given) and all(known)
 
     def begin(self) -> int:
         """The number of operations before a layer's rule."""
@@ -161,7 +180,7 @@ class Record:
         """
         if not self.is_here():
             raise NoRule("it runs inside a loop, a condition or a function of its own")
-        self.declared.append((list(received), list(outputs)))
+        self.proof.declare(received, outputs)
 
     def matmul(self, inputs: tf.Tensor, kernel: Any, *, transpose: bool = False) -> tf.Tensor:
         """inputs [n, ..., i] times kernel [i, o] (or [o, i] with `transpose`) -> [n, ..., o]."""
@@ -228,14 +247,23 @@ class Record:
         padding: str,
         dilations: tuple[int, int],
     ) -> tf.Tensor:
-        """`tf.nn.conv2d` of images [n, h, w, c] with a kernel [kh, kw, c, o] or, for images of
-        height 1, [kw, c, o]; NoRule if their size is unknown."""
+        """`tf.nn.convolution` of images [n, h, w, c] with a kernel [kh, kw, c / groups, o] or, for
+        images of height 1, [kw, c / groups, o]; NoRule if their size is unknown."""
         value = self.value(kernel, inputs.dtype)
         value = value[tf.newaxis] if value.shape.rank == 3 else value
         options = {"strides": strides, "padding": padding, "dilations": dilations}
-        window = _window(inputs, value.shape, options)
-        output = tf.nn.conv2d(inputs, value, **options)
-        shape = kernel.shape
+        window, shape = _window(inputs, value.shape, options), kernel.shape
+        groups = int(inputs.shape[-1]) // int(shape[-2])
+        # Not `tf.nn.conv2d`: CPUs may lack the gradients of one with dilation or with groups.
+        parts = zip(tf.split(inputs, groups, -1), tf.split(value, groups, -1), strict=True)
+        output = tf.concat([tf.nn.convolution(x, w, **options) for x, w in parts], -1)
+        if groups > 1:
+            return self._noted(
+                kernel,
+                inputs,
+                output,
+                lambda d: convolution.use_in_groups(inputs, d, shape, window, groups),
+            )
         return self._noted(
             kernel,
             inputs,
@@ -252,14 +280,15 @@ class Record:
         padding: str,
         dilations: tuple[int, int],
     ) -> tf.Tensor:
-        """`tf.nn.depthwise_conv2d` of images [n, h, w, c]; NoRule if their size is unknown."""
-        options = {"strides": strides, "padding": padding, "dilations": dilations}
-        window = _window(inputs, kernel.shape, options)
+        """`tf.nn.depthwise_conv2d` of images [n, h, w, c] with a kernel [kh, kw, c, m] or, for images
+        of height 1, [kw, c, m]; NoRule if their size is unknown."""
         value = self.value(kernel, inputs.dtype)
+        value = value[tf.newaxis] if value.shape.rank == 3 else value
+        options = {"strides": strides, "padding": padding, "dilations": dilations}
+        window, shape = _window(inputs, value.shape, options), kernel.shape
         output = tf.nn.depthwise_conv2d(
             inputs, value, [1, *strides, 1], padding, dilations=dilations
         )
-        shape = kernel.shape
         return self._noted(
             kernel,
             inputs,

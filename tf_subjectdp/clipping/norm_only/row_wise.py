@@ -53,7 +53,38 @@ _BY_INDEX = frozenset({"IdentityN", "ShapeN"})
 _DEEPEST_CALL = 16
 
 
-@tf.autograph.experimental.do_not_convert
+class Proof:
+    """What can be proven of the tensors of one graph, which may still grow.
+
+    Args:
+      rows: the batch, [n, ...] each, n unknown when traced; any dtype.
+    """
+
+    def __init__(self, rows: Sequence[tf.Tensor]):
+        self._rows = {t.name for t in rows}
+        self._declared: dict[str, list[tf.Tensor]] = {}
+        given: dict[str, State] = {name: Rows() for name in self._rows}
+        self._walk = _Walk(rows[0].graph, given, self._declared)
+
+    def declare(self, received: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]) -> None:
+        """If each tensor received is row-wise or constant, so is each output; not to be looked behind."""
+        self._declared.update({t.name: list(received) for t in outputs if t.name not in self._rows})
+
+    @tf.autograph.experimental.do_not_convert
+    def state_of(self, tensor: tf.Tensor) -> State:
+        """What is proven of a tensor."""
+        return self._walk.state_of(tensor)
+
+    @tf.autograph.experimental.do_not_convert
+    def why_not(self, tensors: Sequence[tf.Tensor]) -> str:
+        """As `why_not_row_wise`."""
+        for tensor in tensors:
+            reason = _why_not_rows(tensor, self.state_of(tensor))
+            if reason:
+                return reason
+        return ""
+
+
 def why_not_row_wise(
     outputs: Sequence[tf.Tensor],
     rows: Sequence[tf.Tensor],
@@ -80,19 +111,14 @@ def why_not_row_wise(
       TypeError: if something is not a symbolic tensor.
       ValueError: if `rows` is empty or the tensors are not all of one graph.
     """
-    graph = _one_graph(outputs, rows, declared)
-    given: dict[str, State] = {t.name: Rows() for t in rows}
-    behind = {out.name: list(inputs) for inputs, outs in declared for out in outs}
-    walk = _Walk(graph, given, {k: v for k, v in behind.items() if k not in given})
-    for output in outputs:
-        state = walk.state_of(output)
-        reason = _why_not_rows(output, state)
-        if reason:
-            return reason
-    return ""
+    _one_graph(outputs, rows, declared)
+    proof = Proof(rows)
+    for pair in declared:
+        proof.declare(*pair)
+    return proof.why_not(outputs)
 
 
-def _one_graph(outputs, rows, declared) -> tf.Graph:
+def _one_graph(outputs, rows, declared) -> None:
     if not rows:
         raise ValueError(
             "rows=[] names no tensor of the batch; pass every tensor that comes from it."
@@ -107,7 +133,6 @@ def _one_graph(outputs, rows, declared) -> tf.Graph:
             raise ValueError(
                 f"{tensor.name!r} and {rows[0].name!r} are of two graphs; trace one function for both."
             )
-    return rows[0].graph
 
 
 def _why_not_rows(tensor: tf.Tensor, state: State) -> str:
@@ -132,7 +157,7 @@ class _Walk:
         caller: "tuple[_Walk, tf.Operation] | None" = None,
     ):
         self._graph = graph
-        self._declared = declared or {}
+        self._declared = {} if declared is None else declared
         self._caller = caller
         self._depth: int = caller[0]._depth + 1 if caller else 0
         self._scope: str = f"{caller[0]._scope}{caller[1].name}/" if caller else ""
@@ -140,7 +165,7 @@ class _Walk:
         self._given = given
         self._open: set[str] = set()
         self._bodies: dict[str, _Walk | str] = {}
-        self._places = {op.name: place for place, op in enumerate(graph.get_operations())}
+        self._places: dict[str, int] = {}
 
     def state_of(self, output: tf.Tensor) -> State:
         """The state of a tensor, from those that it depends on; a loop over a stack, not recursion."""
@@ -281,13 +306,19 @@ class _Walk:
         """
         values = []
         for user in handle.consumers():
-            if self._places[user.name] >= self._places[reader.name] or user.type in LOOKS:
+            if self._place(user) >= self._place(reader) or user.type in LOOKS:
                 continue
             if user.type in ASSIGNS:
                 values.append(user.inputs[1])
             elif not (user.type in CALLS | BRANCHES and only_reads(self._graph, user)):
                 return [], True
         return values, False
+
+    def _place(self, op: tf.Operation) -> int:
+        if op.name not in self._places:
+            operations = self._graph.get_operations()
+            self._places = {each.name: place for place, each in enumerate(operations)}
+        return self._places[op.name]
 
     def _unknown_write(self, handle: tf.Tensor, reader: tf.Operation) -> bool:
         """Whether a write that the states of this graph do not show may have come before."""

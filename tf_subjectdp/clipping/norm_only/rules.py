@@ -107,6 +107,8 @@ def _call(layer: Any, record: Record, declined: list[str]) -> Callable[..., Any]
         reason: object = "it runs inside a loop, a condition or a function of its own"
         if running:
             reason = "its rule calls the layer itself, whose call it takes the place of"
+        elif record.is_here() and record.is_constant((args, kwargs)):
+            reason = "what it receives is the same for every row"
         elif record.is_here():
             began, running = record.begin(), True
             try:
