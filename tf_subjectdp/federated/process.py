@@ -77,8 +77,6 @@ def build_process(
             "view='average' counts on noises that add up, which holds for plain SGD in the silos only; "
             "use client_optimizer=SGD(...), and momentum or Adam at the server."
         )
-    factory = sum_factory or tff.aggregators.SumFactory()
-    server.check_sum_factory(plan, factory, in_silos)
     if id_key is not None and not callable(id_key):
         raise TypeError(
             f"id_key={id_key!r} must be a function from an array of ids to an array of ids, e.g. "
@@ -92,6 +90,9 @@ def build_process(
             [tf.TensorSpec(v.shape, v.dtype) for v in group]
             for group in (model.trainable_variables, model.non_trainable_variables)
         ]
+    factory = sum_factory or tff.aggregators.SumFactory()
+    size = sum(spec.shape.num_elements() for spec in specs[0])
+    noise_factor = server.rounding_factor(plan, factory, in_silos, size)
     weights_type = tff.types.to_type(
         tff.learning.models.ModelWeights(*([_type_of(spec) for spec in group] for group in specs))
     )
@@ -102,6 +103,7 @@ def build_process(
             client=in_silos,
             server_optimizer=at_server,
             sum_factory=factory,
+            noise_factor=noise_factor,
             weights_type=weights_type,
             input_spec=input_spec,
             penalised=penalised,
@@ -122,6 +124,7 @@ def _computations(
     client,
     server_optimizer,
     sum_factory,
+    noise_factor,
     weights_type,
     input_spec,
     penalised,
@@ -160,7 +163,12 @@ def _computations(
         )
 
     average = server.averaging(
-        plan, sum_factory, weights_type, model_fn if penalised else None, kernel=kernel
+        plan,
+        sum_factory,
+        weights_type,
+        model_fn if penalised else None,
+        kernel=kernel,
+        noise_factor=noise_factor,
     )
     finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
         server_optimizer, weights_type
