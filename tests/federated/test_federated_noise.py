@@ -171,7 +171,7 @@ def test_rows_above_the_bound_are_dropped_at_random():
     assert all(abs(seen[row] / 400 - 0.5) < 6 * 0.5 / 20 for row in (0, 1, 2, 4))
 
 
-# -- secure sums: whole numbers, before the noise of a server and after that of the silos -----------------
+# -- secure sums: whole numbers, before the noise of a server and after that of the silos ---------
 
 
 def _law_of_rounded_sum(means, deviations, step):

@@ -46,11 +46,12 @@ def rounding_factor(plan: FederatedPlan, factory: Any, client: Any, weights: int
       [-s/2, s/2): the sum that is seen, s (K_1 + ... + K_n), is a function of the exact sum W of the v_j
       and of the remainders. Their joint density is a sum over all whole numbers K_j with the given
       total of products of Gaussians. Two Gaussians, the square completed, leave the Gaussian of their
-      sum times a sum over Z of a Gaussian of deviation r = t_1 t_2 / sqrt(t_1^2 + t_2^2), which by Poisson's
-      summation is the same for every shift up to a factor 1 + e, |e| <= 3 exp(-2 pi^2 (r/s)^2); so one
-      silo after the other. Hence the density is, within (1 + e)^(n-1), that of the exact Gaussian sum times
-      that of remainders that are uniform and know nothing of the data. With s <= t_j / 16 and so
-      (r/s)^2 >= 128, |e| is below 10^-1000: epsilon is the exact sum's, for any d, silos and rounds.
+      sum times a sum over Z of a Gaussian of deviation r = t_1 t_2 / sqrt(t_1^2 + t_2^2), which by
+      Poisson's summation is the same for every shift up to a factor 1 + e, with
+      |e| <= 3 exp(-2 pi^2 (r/s)^2); so one silo after the other. Hence the density is, within
+      (1 + e)^(n-1), that of the exact Gaussian sum times that of remainders that are uniform and know
+      nothing of the data. With s <= t_j / 16 and so (r/s)^2 >= 128, |e| is below 10^-1000: epsilon is the
+      exact sum's, for any d, silos and rounds.
 
     Args:
       plan: the plan.
@@ -143,10 +144,12 @@ def _check_silos_sum(plan: FederatedPlan, client: Any, threshold: float, step: f
     most = coarsest * _LARGEST_INTEGER / 2
     remedy = f"use SecureSumFactory(upper_bound_threshold={_rounded_down(most)}) or less"
     if most < needed:
-        remedy = "no threshold holds the updates and is fine enough: use more noise, or view='updates'"
+        remedy = (
+            "no threshold holds the updates and is fine enough: use more noise, or view='updates'"
+        )
     raise ValueError(
-        f"the integers of the secure sum are {step:.3g} apart, and the least noise of a silo's update has "
-        f"standard deviation {min(noises):.3g}: coarser than {coarsest:.3g}, a sixteenth of it, they "
+        f"the integers of the secure sum are {step:.3g} apart, and the least noise of a silo's update "
+        f"has standard deviation {min(noises):.3g}: coarser than {coarsest:.3g}, a sixteenth of it, they "
         f"round away the noises that view='average' counts on; {remedy}."
     )
 
