@@ -40,7 +40,7 @@ def privacy_statement(
     Args:
       plan: the plan.
       steps: steps taken (or planned) so far.
-      delta: None takes the plan's, or a tenth of 1 / subjects.
+      delta: None takes the plan's, or a tenth of 1 / the units that it protects.
       engine: how the sums were computed, for the technical lines.
       seeded_steps: how many of the steps were drawn with a seed.
       planned: whether the steps are yet to be taken: a statement of intent, not of a run.
@@ -111,7 +111,7 @@ def optimizer_statement(
 
     Args:
       optimizer: the optimizer.
-      delta: None takes the plan's, or a tenth of 1 / subjects.
+      delta: None takes the plan's, or a tenth of 1 / the units that it protects.
       engine: how the sums were computed, for the technical lines.
       others: (plan, steps) of everything released of the same weights under other plans.
       first: what must be said before the figures, since they do not cover it.
@@ -177,7 +177,7 @@ def _own_statement(
 def _delta(plan: Plan, delta: float | None) -> float:
     if delta is not None:
         return check_delta(delta)
-    return plan.delta if plan.delta is not None else 0.1 / plan.facts.n_subjects
+    return plan.stated_delta
 
 
 def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
@@ -186,13 +186,20 @@ def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
     except ValueError as error:
         return f"Per {unit}: no figure, since nothing is proven: {error}"
     epsilon = plan.epsilon(delta, unit=unit, steps=steps)
-    promise = ""
+    promise, promised = "", delta == plan.delta
     if unit == plan.unit and steps == plan.steps:
-        promise = " This is the plan's promise."
+        if promised:
+            promise = " This is the plan's promise."
+        elif plan.delta is not None:
+            promise = (
+                f" It is NOT what the plan promises, epsilon = {rounded_up(plan.epsilon(unit=unit))} at "
+                f"delta = {plan.delta:g}."
+            )
     elif unit == plan.unit and steps > plan.steps:
+        planned = "the plan's promise of" if promised else "the planned epsilon of"
         promise = (
-            f" This is ABOVE the plan's promise of "
-            f"{rounded_up(plan.epsilon(delta, unit=unit))} for {plan.steps} steps."
+            f" This is ABOVE {planned} {rounded_up(plan.epsilon(delta, unit=unit))} for {plan.steps} "
+            "steps."
         )
     elif unit == plan.unit:
         promise = (

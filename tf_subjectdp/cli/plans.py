@@ -95,9 +95,7 @@ def statement(arguments: argparse.Namespace) -> Result:
             f"{steps} steps are more than the {made.steps} of the plan: its promise does not hold.",
             stacklevel=2,
         )
-    delta = arguments.delta
-    if delta is None:
-        delta = made.delta if made.delta is not None else 0.1 / made.facts.n_subjects
+    delta = made.stated_delta if arguments.delta is None else arguments.delta
     data: dict[str, Any] = {
         "command": "statement",
         "statement": text,

@@ -20,9 +20,8 @@ import gzip
 import importlib.util
 import os
 import sys
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, KeysView, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -30,6 +29,7 @@ import numpy as np
 
 from tf_subjectdp.sampling import _arrow_rows, _csv_rows
 from tf_subjectdp.sampling._csv_rows import NO_ID_REMEDY
+from tf_subjectdp.sampling.grouping import note_missing
 from tf_subjectdp.sampling.silos import SiloStats
 from tf_subjectdp.sampling.stats import SubjectStats
 
@@ -41,8 +41,6 @@ _SILO_BITS = 22
 _MOST_SILOS = 1 << _SILO_BITS
 # Rows are counted when this many have come together.
 _MERGE_AT = 1 << 20
-# What programs write for a missing value; in a CSV it may as well be a name, so it is only noted.
-_SUSPICIOUS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "none", "<NA>", "#N/A")
 _READERS = ("auto", "python", "pyarrow")
 
 
@@ -186,8 +184,10 @@ class _Numbers:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def keys(self) -> list[Any]:
-        return list(self._numbers)
+    @property
+    def ids(self) -> KeysView:
+        """The distinct ids."""
+        return self._numbers.keys()
 
     def encode(self, piece: Any, row: int) -> np.ndarray:
         """int64 codes of a piece: a list of ids, or a pair (distinct ids, index of each row)."""
@@ -252,9 +252,9 @@ def _count(
     if rows == 0:
         raise ValueError("the table has a header and no rows: there is nobody to count")
     for number in numbers:
-        _note_suspicious(number)
-    kind = "int64" if isinstance(numbers[0].keys()[0], int) else "string"
-    n_subjects, names = len(numbers[0]), [number.keys() for number in numbers[1:]]
+        note_missing(number.ids, f"column {number.column!r} has the id", "subject or silo")
+    kind = "int64" if isinstance(next(iter(numbers[0].ids)), int) else "string"
+    n_subjects, names = len(numbers[0]), [list(number.ids) for number in numbers[1:]]
     numbers.clear()  # the ids of the people are not needed any more
     keys, counts = pairs.merged()
     if len(columns) == 1:
@@ -297,14 +297,3 @@ class _Pairs:
         if self._fresh:
             self._merge()
         return self._keys, self._counts
-
-
-def _note_suspicious(numbers: _Numbers) -> None:
-    there = set(_SUSPICIOUS) & set(map(str, numbers._numbers.keys() & set(_SUSPICIOUS)))
-    if there:
-        names = ", ".join(repr(name) for name in sorted(there))
-        warnings.warn(
-            f"column {numbers.column!r} has the id {names}, which reads like a missing value and "
-            "counts as one subject or silo; drop those rows or give each an id of its own",
-            stacklevel=4,
-        )
