@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import importlib.util
+import io
 import os
 import sys
 from collections import defaultdict
@@ -45,7 +46,7 @@ _READERS = ("auto", "python", "pyarrow")
 
 
 def stats_from_table(
-    path: str | os.PathLike,
+    path: str | os.PathLike | BinaryIO,
     column: str,
     *,
     silo_column: str | None = None,
@@ -58,12 +59,14 @@ def stats_from_table(
     Memory follows the number of people, not of rows: about 200 bytes a person.
 
     Args:
-      path: a CSV file (also gzipped), a Parquet file, or "-" for a CSV on standard input.
+      path: a CSV file (also gzipped) or a Parquet file; a CSV opened for reading, from where it stands,
+        which is left open; or "-" for a CSV on standard input.
       column: name of the column with the subject ids.
       silo_column: name of the column that says which silo holds the row, or None.
       delimiter: what stands between the fields of a CSV: one character.
       progress: called with the rows read so far and the share of the file; None for silence.
-      reader: "pyarrow", "python" (for CSV), or "auto", which takes pyarrow where it is installed.
+      reader: "pyarrow", "python" (for CSV), or "auto", which takes pyarrow where it is installed; a CSV
+        that is opened already, or on standard input, is read by Python's.
 
     Returns:
       `SubjectStats`, or `SiloStats` with a silo column; equal to what `from_ids` gives for the ids.
@@ -91,18 +94,14 @@ def stats_from_table(
         raise ValueError(
             f"the subject and the silo are both in column {column!r}: name two columns"
         )
+    if hasattr(path, "read"):
+        return _count_stream(path, "the table", columns, delimiter, progress)
     if not os.fspath(path):
         raise ValueError("the path of the table is empty: pass a file, or '-' for standard input")
     if os.fspath(path) == "-":
         if sys.stdin is None:
             raise ValueError("standard input is closed: pass the path of the table")
-        stream = sys.stdin.buffer
-        start = stream.peek(4)[:4] if hasattr(stream, "peek") else b""
-        _refuse_archive(start, "standard input")
-        if start == b"PAR1":
-            raise ValueError("standard input is a Parquet file: pass its path")
-        pieces = _csv_rows.chunks(_unpacked(stream, start), columns, delimiter)
-        return _count(pieces, columns, _reporter(progress, lambda rows: None))
+        return _count_stream(sys.stdin, "standard input", columns, delimiter, progress)
     path = Path(path)
     with open(path, "rb") as raw:
         if not raw.seekable():
@@ -121,6 +120,27 @@ def stats_from_table(
             raw.seek(0)
         pieces = _csv_rows.chunks(_unpacked(raw, start), columns, delimiter)
         return _count(pieces, columns, report)
+
+
+def _count_stream(
+    stream: Any, name: str, columns: Sequence[str], delimiter: str, progress: Progress | None
+) -> SubjectStats | SiloStats:
+    """Counts a CSV that cannot be read twice."""
+    stream = getattr(stream, "buffer", stream)
+    if isinstance(stream, io.TextIOBase):
+        raise TypeError(f"{name} gives text: open it with mode 'rb', or pass its path")
+    wrapped = None if hasattr(stream, "peek") else io.BufferedReader(stream)
+    source = stream if wrapped is None else wrapped
+    try:
+        start = source.peek(4)[:4]
+        _refuse_archive(start, name)
+        if start == b"PAR1":
+            raise ValueError(f"{name} is a Parquet file: pass its path")
+        pieces = _csv_rows.chunks(_unpacked(source, start), columns, delimiter)
+        return _count(pieces, columns, _reporter(progress, lambda rows: None))
+    finally:
+        if wrapped is not None:
+            wrapped.detach()  # else it closes what was passed
 
 
 def _refuse_archive(start: bytes, name: str) -> None:
