@@ -205,12 +205,12 @@ _NAMES = pd.Series(["ann", "bob", None, "ann"])
 @pytest.mark.parametrize(
     "ids, shown",
     [
-        (_FLOATS.astype(str), "'nan'"),
-        (_FLOATS.astype("Int64").astype(str), "'<NA>'"),
-        (_NAMES.map(str), "'None'"),
+        (_FLOATS.to_numpy().astype(str), "'nan'"),
+        (list(map(str, _FLOATS.astype("Int64"))), "'<NA>'"),
+        (list(map(str, ["ann", None, "bob"])), "'None'"),
         (np.array(["a", "NULL", "b", "a"]), "'NULL'"),
         ([b"a", b"n/a", b"b", b"a"], "b'n/a'"),
-        (pd.to_datetime(pd.Series(["2020-01-01", None, "2021-01-01"])).astype(str), "'NaT'"),
+        (np.array(["2020-01-01", "NaT", "2021-01-01"], "M8[D]").astype(str), "'NaT'"),
         (_NAMES.astype("category").cat.codes, "-1"),
         (_NAMES.astype("category").cat.codes.tolist(), "-1"),
         (_NAMES.astype("category").cat.codes.astype(str), "'-1'"),
