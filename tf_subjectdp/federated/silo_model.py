@@ -199,8 +199,8 @@ def made_by(model_fn: Callable[[], Any]) -> SiloModel:
             raise
         raise ValueError(
             "model_fn uses a Keras model that was made before, which Keras does not allow in TFF's "
-            "graphs; take what is needed of it outside, weights = model.get_weights(), and in model_fn make "
-            "a model and call its set_weights(weights)."
+            "graphs; take what is needed of it outside, weights = model.get_weights(), and in model_fn "
+            "make a model and call its set_weights(weights)."
         ) from error
     if isinstance(model, tf.keras.Model):
         raise TypeError(
