@@ -14,7 +14,14 @@ from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import Algorithm, SamplingFacts, check_noise_multiplier
 from tf_subjectdp.algorithms.base import check_cap
 from tf_subjectdp.plan_length import length_in_steps
-from tf_subjectdp.plans import Plan, check_delta, check_unit, guarantee_of, number_protected
+from tf_subjectdp.plans import (
+    Plan,
+    check_delta,
+    check_unit,
+    divides_by,
+    guarantee_of,
+    number_protected,
+)
 from tf_subjectdp.sampling import (
     FixedSize,
     PoissonElements,
@@ -86,7 +93,7 @@ def plan(
     cap = check_cap("max_items_per_subject", max_items_per_subject)
     if cap is not None:
         stats = _bounded(stats, cap)
-    facts = facts_of(sampling, stats, cap)
+    facts = without_unused_sums(facts_of(sampling, stats, cap), algorithm, stats)
     total = length_in_steps(epochs, steps, facts.steps_per_epoch)
     if delta is not None:
         elements = None if stats.elements is None else stats.elements.n_elements
@@ -184,6 +191,22 @@ def facts_of(sampling: Sampler, stats: SubjectStats, cap: int | None) -> Samplin
         steps_per_epoch=sampling.steps_per_epoch(stats.n_items, stats.n_subjects, elements),
         max_element_items=None if stats.elements is None else stats.elements.max_items,
     )
+
+
+def without_unused_sums(
+    facts: SamplingFacts, algorithm: Algorithm | None, stats: SubjectStats
+) -> SamplingFacts:
+    """The facts without exact sums over everybody's counts that the plan does not divide by.
+
+    A plan is saved with what it trained; what it does not need, nobody should read there.
+    """
+    if not divides_by(algorithm, facts, "expected_subjects"):
+        facts = dataclasses.replace(facts, expected_subjects=None)
+    capped = facts.scheme == "poisson_subjects" and facts.step_cap is not None
+    if capped and not divides_by(algorithm, facts, "batch_size"):
+        most = facts.rate * facts.n_subjects * min(stats.mean, facts.step_cap)
+        facts = dataclasses.replace(facts, batch_size=most)
+    return facts
 
 
 def _expected_subjects(rate: float, stats: SubjectStats) -> float:

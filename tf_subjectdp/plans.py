@@ -318,6 +318,24 @@ def check_unit(unit: str) -> None:
         raise ValueError(f"unit={unit!r} is unknown; use one of {UNITS}.")
 
 
+def divides_by(algorithm: Algorithm | None, facts: SamplingFacts, name: str) -> bool:
+    """Whether this fact, "batch_size" or "expected_subjects", is what a plan's sums are divided by."""
+    if algorithm is None:
+        return name == "batch_size"
+    return math.isnan(algorithm.divisor(dataclasses.replace(facts, **{name: math.nan})))
+
+
+def divisor_of_counts(
+    algorithm: Algorithm | None, facts: SamplingFacts, stats: SubjectStats | None
+) -> bool:
+    """Whether the divisor is a sum over everybody's counts, and not of the sizes of the data alone."""
+    if stats is not None and stats.sizes_public:
+        return False
+    if facts.scheme == "poisson_subjects":
+        return facts.step_cap is not None and divides_by(algorithm, facts, "batch_size")
+    return facts.scheme != "poisson_elements" and facts.expected_subjects is not None
+
+
 def number_protected(unit: str, n_items: int, n_subjects: int, n_elements: int | None) -> int:
     """How many units the data have, of which a delta must be well below one over.
 

@@ -12,7 +12,7 @@ from typing import Any
 from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import Algorithm, Guarantee
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT
-from tf_subjectdp.plans import Plan, check_delta, rounded_up
+from tf_subjectdp.plans import Plan, check_delta, divisor_of_counts, rounded_up
 
 _WIDTH = 92
 _SOURCES = {
@@ -92,6 +92,7 @@ def privacy_statement(
             not plan.stats.sizes_public,
             plan.algorithm.needs_elements and not plan.stats.sizes_public,
             plan.algorithm.unpaid(),
+            divisor_of_counts(plan.algorithm, plan.facts, plan.stats),
         ),
     ]
     if engine:
@@ -334,6 +335,7 @@ def not_covered(
     sizes_from_data: bool,
     elements_from_data: bool = False,
     unpaid: Sequence[str] = (),
+    divisor_from_counts: bool = False,
 ) -> str:
     """What no statement covers; with constants read from the data, and costs that are not known."""
     items = [
@@ -353,6 +355,8 @@ def not_covered(
             "numbers of rows and subjects, and through them the rate, the divisor and the steps "
             "that epochs= comes to"
         )
+    if divisor_from_counts:
+        constants.append("the divisor, a sum over everybody's counts of rows, exactly")
     if constants:
         items.insert(2, f"constants read from the data ({'; '.join(constants)})")
     items += unpaid

@@ -163,3 +163,10 @@ def test_beyond_the_plan_the_statement_says_that_the_promise_is_broken():
     assert "70 steps taken, MORE than the 50 planned" in text
     assert "This is the plan's promise" not in text
     assert f"ABOVE the plan's promise of {rounded_up(plan.epsilon())} for 50 steps" in text
+
+
+def test_a_printed_plan_names_no_bound_that_is_none():
+    plan = make(sdp.SubjectDP(1.0), sdp.PoissonSubjects(20), max_items_per_subject=3)
+    for text in (str(plan), flat(plan.statement()), repr(plan.sampling)):
+        assert "None" not in text
+    assert "max_items_per_subject=3)" in repr(sdp.PoissonSubjects(20, max_items_per_subject=3))

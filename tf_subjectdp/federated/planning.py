@@ -17,7 +17,7 @@ from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, check_cap
 from tf_subjectdp.algorithms.part_clipping import PartClipping
 from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import NOISE_AT, VIEWS, WEIGHTINGS, FederatedPlan
-from tf_subjectdp.planning import check_epsilon, check_plan_delta, facts_of
+from tf_subjectdp.planning import check_epsilon, check_plan_delta, facts_of, without_unused_sums
 from tf_subjectdp.plans import check_unit, guarantee_of, number_protected
 from tf_subjectdp.sampling import (
     FixedSize,
@@ -271,7 +271,8 @@ def _facts(
             "with SiloStats.from_ids(subject_id, silo_id, element_id=element_id)."
         )
     try:
-        facts = facts_of(sampling, stats.silo(i), cap)
+        own = stats.silo(i)
+        facts = without_unused_sums(facts_of(sampling, own, cap), algorithm, own)
         # Where elements are not asked for, a silo always drops a subject's items above its k.
         drops = algorithm is not None and not algorithm.needs_elements
         return dataclasses.replace(facts, data_cap=facts.data_cap or drops)
