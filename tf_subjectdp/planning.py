@@ -14,7 +14,14 @@ from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import Algorithm, SamplingFacts, check_noise_multiplier
 from tf_subjectdp.algorithms.base import check_cap
 from tf_subjectdp.plan_length import length_in_steps
-from tf_subjectdp.plans import Plan, check_delta, check_unit, guarantee_of
+from tf_subjectdp.plans import (
+    Plan,
+    check_delta,
+    check_unit,
+    divides_by,
+    guarantee_of,
+    number_protected,
+)
 from tf_subjectdp.sampling import (
     FixedSize,
     PoissonElements,
@@ -64,7 +71,7 @@ def plan(
       epsilon: the promise, of the training alone; the smallest noise that keeps it is computed. Needs
         `delta`. Or
       noise_multiplier: the noise; 0.0 is allowed and not private.
-      delta: in (0, 1), well below 1 / number of subjects.
+      delta: in (0, 1), well below 1 / number of subjects (items, elements: of what is protected).
       max_items_per_subject: a public bound k on a subject's items in the data, enforced by
         `dataset`. Prefer it: without it k is read from the data.
       unit: whose epsilon the promise is: "subject", or "item" or "element" (`ElementDP`) for a promise
@@ -86,10 +93,12 @@ def plan(
     cap = check_cap("max_items_per_subject", max_items_per_subject)
     if cap is not None:
         stats = _bounded(stats, cap)
-    facts = facts_of(sampling, stats, cap)
+    facts = without_unused_sums(facts_of(sampling, stats, cap), algorithm, stats)
     total = length_in_steps(epochs, steps, facts.steps_per_epoch)
     if delta is not None:
-        delta = check_plan_delta(delta, stats.n_subjects)
+        elements = None if stats.elements is None else stats.elements.n_elements
+        number = number_protected(unit, stats.n_items, stats.n_subjects, elements)
+        delta = check_plan_delta(delta, unit, number)
     if noise_multiplier is None:
         epsilon = check_epsilon(epsilon)
         if delta is None:
@@ -184,6 +193,22 @@ def facts_of(sampling: Sampler, stats: SubjectStats, cap: int | None) -> Samplin
     )
 
 
+def without_unused_sums(
+    facts: SamplingFacts, algorithm: Algorithm | None, stats: SubjectStats
+) -> SamplingFacts:
+    """The facts without exact sums over everybody's counts that the plan does not divide by.
+
+    A plan is saved with what it trained; what it does not need, nobody should read there.
+    """
+    if not divides_by(algorithm, facts, "expected_subjects"):
+        facts = dataclasses.replace(facts, expected_subjects=None)
+    capped = facts.scheme == "poisson_subjects" and facts.step_cap is not None
+    if capped and not divides_by(algorithm, facts, "batch_size"):
+        most = facts.rate * facts.n_subjects * min(stats.mean, facts.step_cap)
+        facts = dataclasses.replace(facts, batch_size=most)
+    return facts
+
+
 def _expected_subjects(rate: float, stats: SubjectStats) -> float:
     """Expected number of subjects with an item in the batch, when items are what is sampled."""
     if rate >= 1.0:
@@ -208,15 +233,22 @@ def check_epsilon(epsilon) -> float:
     return float(epsilon)
 
 
-def check_plan_delta(delta, n_subjects: int) -> float:
+def check_plan_delta(delta, unit: str, number: int) -> float:
+    """Returns the delta of a promise to each of so many units; warns where it promises nothing."""
     delta = check_delta(delta)
-    if delta >= 1.0 / n_subjects:
-        warnings.warn(
-            f"delta={delta:g} is not below 1 / subjects = {1.0 / n_subjects:g}: a mechanism that "
-            "publishes one person at random would satisfy it. Choose a smaller delta.",
-            stacklevel=3,
-        )
+    note_large_delta(delta, unit, number)
     return delta
+
+
+def note_large_delta(delta: float, unit: str, number: int) -> None:
+    """Warns of a delta that is not below one over the number of protected units."""
+    if delta >= 1.0 / number:
+        warnings.warn(
+            f"delta={delta:g} is not below 1 / {unit}s = {1.0 / number:g}: a mechanism that "
+            f"publishes one {'person' if unit == 'subject' else unit} at random would satisfy it. "
+            "Choose a smaller delta.",
+            stacklevel=4,
+        )
 
 
 def _calibrate(algorithm, facts, unit, steps, epsilon, delta) -> float:

@@ -80,6 +80,15 @@ class Plan:
         return self.algorithm.divisor(self.facts)
 
     @property
+    def stated_delta(self) -> float:
+        """The plan's delta; where it has none, a tenth of 1 / the units that it protects."""
+        if self.delta is not None:
+            return self.delta
+        elements = None if self.stats.elements is None else self.stats.elements.n_elements
+        facts = self.facts
+        return 0.1 / number_protected(self.unit, facts.n_items, facts.n_subjects, elements)
+
+    @property
     def event(self) -> dp_accounting.DpEvent:
         """The whole run for the plan's unit: `event_of(plan.unit)`."""
         return self.event_of(self.unit)
@@ -307,6 +316,34 @@ class Plan:
 def check_unit(unit: str) -> None:
     if not isinstance(unit, str) or unit not in UNITS:
         raise ValueError(f"unit={unit!r} is unknown; use one of {UNITS}.")
+
+
+def divides_by(algorithm: Algorithm | None, facts: SamplingFacts, name: str) -> bool:
+    """Whether this fact, "batch_size" or "expected_subjects", is what a plan's sums are divided by."""
+    if algorithm is None:
+        return name == "batch_size"
+    return math.isnan(algorithm.divisor(dataclasses.replace(facts, **{name: math.nan})))
+
+
+def divisor_of_counts(
+    algorithm: Algorithm | None, facts: SamplingFacts, stats: SubjectStats | None
+) -> bool:
+    """Whether the divisor is a sum over everybody's counts, and not of the sizes of the data alone."""
+    if stats is not None and stats.sizes_public:
+        return False
+    if facts.scheme == "poisson_subjects":
+        return facts.step_cap is not None and divides_by(algorithm, facts, "batch_size")
+    return facts.scheme != "poisson_elements" and facts.expected_subjects is not None
+
+
+def number_protected(unit: str, n_items: int, n_subjects: int, n_elements: int | None) -> int:
+    """How many units the data have, of which a delta must be well below one over.
+
+    Elements that were not counted are taken to be no more than there are subjects: each has one.
+    """
+    if unit == "item":
+        return n_items
+    return max(n_subjects, n_elements or 0) if unit == "element" else n_subjects
 
 
 def check_delta(delta: float) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import Algorithm
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT
-from tf_subjectdp.plans import Plan, check_delta, rounded_up
+from tf_subjectdp.plans import Plan, check_delta, divisor_of_counts, rounded_up
 
 _WIDTH = 92
 _SOURCES = {
@@ -40,7 +40,7 @@ def privacy_statement(
     Args:
       plan: the plan.
       steps: steps taken (or planned) so far.
-      delta: None takes the plan's, or a tenth of 1 / subjects.
+      delta: None takes the plan's, or a tenth of 1 / the units that it protects.
       engine: how the sums were computed, for the technical lines.
       seeded_steps: how many of the steps were drawn with a seed.
       planned: whether the steps are yet to be taken: a statement of intent, not of a run.
@@ -92,6 +92,7 @@ def privacy_statement(
             not plan.stats.sizes_public,
             plan.algorithm.needs_elements and not plan.stats.sizes_public,
             plan.algorithm.unpaid(),
+            divisor_of_counts(plan.algorithm, plan.facts, plan.stats),
         ),
     ]
     if engine:
@@ -111,7 +112,7 @@ def optimizer_statement(
 
     Args:
       optimizer: the optimizer.
-      delta: None takes the plan's, or a tenth of 1 / subjects.
+      delta: None takes the plan's, or a tenth of 1 / the units that it protects.
       engine: how the sums were computed, for the technical lines.
       others: (plan, steps) of everything released of the same weights under other plans.
       first: what must be said before the figures, since they do not cover it.
@@ -177,7 +178,7 @@ def _own_statement(
 def _delta(plan: Plan, delta: float | None) -> float:
     if delta is not None:
         return check_delta(delta)
-    return plan.delta if plan.delta is not None else 0.1 / plan.facts.n_subjects
+    return plan.stated_delta
 
 
 def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
@@ -186,13 +187,20 @@ def _guarantee_sentence(plan: Plan, unit: str, steps: int, delta: float) -> str:
     except ValueError as error:
         return f"Per {unit}: no figure, since nothing is proven: {error}"
     epsilon = plan.epsilon(delta, unit=unit, steps=steps)
-    promise = ""
+    promise, promised = "", delta == plan.delta
     if unit == plan.unit and steps == plan.steps:
-        promise = " This is the plan's promise."
+        if promised:
+            promise = " This is the plan's promise."
+        elif plan.delta is not None:
+            promise = (
+                f" It is NOT what the plan promises, epsilon = {rounded_up(plan.epsilon(unit=unit))} at "
+                f"delta = {plan.delta:g}."
+            )
     elif unit == plan.unit and steps > plan.steps:
+        planned = "the plan's promise of" if promised else "the planned epsilon of"
         promise = (
-            f" This is ABOVE the plan's promise of "
-            f"{rounded_up(plan.epsilon(delta, unit=unit))} for {plan.steps} steps."
+            f" This is ABOVE {planned} {rounded_up(plan.epsilon(delta, unit=unit))} for {plan.steps} "
+            "steps."
         )
     elif unit == plan.unit:
         promise = (
@@ -318,6 +326,7 @@ def not_covered(
     sizes_from_data: bool,
     elements_from_data: bool = False,
     unpaid: Sequence[str] = (),
+    divisor_from_counts: bool = False,
 ) -> str:
     """What no statement covers; with constants read from the data, and costs that are not known."""
     items = [
@@ -338,6 +347,8 @@ def not_covered(
             "numbers of rows and subjects, and through them the rate, the divisor and the steps "
             "that epochs= comes to"
         )
+    if divisor_from_counts:
+        constants.append("the divisor, a sum over everybody's counts of rows, exactly")
     if constants:
         items.insert(2, f"constants read from the data ({'; '.join(constants)})")
     items += unpaid

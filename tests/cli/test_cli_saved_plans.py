@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,83 @@ def test_choices_beside_a_plan_are_refused(capsys):
     for option in ("--elements", "--parts", "--keep-probability"):
         assert main(["statement", "--plan", "x.json", option, "1"]) == 2
         assert f"--plan and {option} contradict" in capsys.readouterr().err
+
+
+# -- models -------------------------------------------------------------------------------------------
+
+_TWO = [
+    sdp.plan(algorithm, sampling, STATS, steps=4, noise_multiplier=1.5, delta=1e-4)
+    for algorithm, sampling in (
+        (sdp.SubjectDP(1.0), sdp.PoissonSubjects(8)),
+        (sdp.HiGradAvg(1.0), sdp.PoissonItems(20)),
+    )
+]
+
+
+@pytest.mark.slow  # two traces of a step
+def test_a_saved_model_has_its_own_statement(capsys, tmp_path):
+    import numpy as np
+    import tensorflow as tf
+
+    model = sdp.PrivateModel(tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1)]))
+    x = np.ones([900, 1], np.float32)
+    for plan in _TWO:
+        model.compile(optimizer=plan.optimizer("sgd"), loss="mse")
+        model.fit(plan.dataset(x, x, SUBJECTS), steps_per_epoch=2, epochs=1, verbose=0)
+    model.save(tmp_path / "private.keras")
+    model.inner_model.save(tmp_path / "inner.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "private.keras")
+    for delta in (None, 1e-6):
+        words = [] if delta is None else ["--delta", delta]
+        words = list(map(str, ["statement", "--model", tmp_path / "private.keras", *words]))
+        assert main(words) == 0
+        assert capsys.readouterr().out == loaded.privacy_statement(delta=delta) + "\n"
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["steps_taken"], told["runs_beside"]) == (2, 1)
+    assert told["epsilon"] == _TWO[1].epsilon(1e-6, steps=2)
+    assert main(["statement", "--model", str(tmp_path / "inner.keras")]) == 2
+    assert "not a PrivateModel" in capsys.readouterr().err
+
+
+_LIE = _TWO[0].get_config()
+_LIE["facts"] = {**_LIE["facts"], "rate": 1e-6}
+
+
+def _saved(path, **releases):
+    config = {"class_name": "PrivateModel", "config": {"releases": releases}}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", json.dumps(config))
+    return ["statement", "--model", str(path)]
+
+
+def test_runs_of_one_plan_add_up_and_remarks_come_first(capsys, tmp_path):
+    run = {"plan": _TWO[0].get_config(), "steps": 1, "seeded": 0}
+    runs = {"a": run, "b": {**run, "steps": 2, "seeded": 1}}
+    assert (
+        main(_saved(tmp_path / "m.keras", record={"runs": runs, "remarks": ["FIRST OF ALL."]})) == 0
+    )
+    out, err = capsys.readouterr()
+    assert "3 of 4 planned steps taken" in out and "the batches of 1 steps were drawn with" in out
+    assert out.split("\n\n")[1] == "FIRST OF ALL." and err == ""
+
+
+@pytest.mark.parametrize(
+    "releases, words",
+    [
+        ({}, "does not say what was released"),
+        ({"runs": [], "remarks": []}, "does not say what was released"),
+        ({"runs": [{"steps": -1, "plan": None}], "remarks": []}, "its steps are -1"),
+        ({"runs": [{"steps": 1, "plan": {}}], "remarks": []}, "a plan in"),
+        ({"runs": [{"steps": 1, "plan": _LIE}], "remarks": []}, "contradicts itself: its rate"),
+    ],
+)
+def test_a_model_that_does_not_say_what_was_released_is_refused(capsys, tmp_path, releases, words):
+    words_given = _saved(tmp_path / "m.keras", **releases)
+    assert main(words_given) == 2
+    assert words in capsys.readouterr().err
+    assert main([*words_given, "--steps-taken", "3"]) == 2
+    assert "--model and --steps-taken contradict" in capsys.readouterr().err
+    (tmp_path / "m.keras").write_bytes(b"no archive")
+    assert main(words_given) == 2
+    assert "no model saved as '.keras'" in capsys.readouterr().err

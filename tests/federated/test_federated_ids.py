@@ -5,6 +5,7 @@ import hashlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -227,3 +228,60 @@ def test_what_id_key_cannot_read_is_told_with_the_silo():
 
     with pytest.raises(ValueError, match="silo 'b': 'ascii' codec"):
         silo_stats({"a": [b"x"], "b": ["é".encode()]}, id_key=decoded)
+
+
+def _tables(ids, as_dataset):
+    """Data of three silos as `process.next` takes them."""
+    data = [
+        {"x": np.zeros([len(own), 2], np.float32), "y": np.zeros(len(own)), "subject_id": own}
+        for own in ids
+    ]
+    return [
+        tf.data.Dataset.from_tensor_slices(one) if as_dataset[i] else one
+        for i, one in enumerate(data)
+    ]
+
+
+@pytest.mark.parametrize("as_dataset", [(0, 0, 0), (1, 1, 1), (1, 0, 1)])
+@pytest.mark.parametrize("key", [None, KEY])
+def test_silo_stats_take_what_a_round_takes(as_dataset, key):
+    for ids in ([["é", "b"], ["b", "b"], ["c"]], [[7, 8], [8, 8], [9]]):
+        data = _tables([np.array(own) for own in ids], as_dataset)
+        expected = silo_stats(dict(enumerate(ids)), key=key)
+        named = dict(zip("xyz", data, strict=True))
+        for found in (silo_stats(data, key=key), silo_stats(named, key=key)):
+            assert found.id_dtype == expected.id_dtype
+            assert found.counts.toarray().tolist() == expected.counts.toarray().tolist()
+        assert silo_stats(named).names == ("x", "y", "z")
+    mixed = _tables([np.array([7, 8]), np.array(["7"]), np.array(["9"])], as_dataset)
+    with pytest.raises(TypeError, match="silo 0 has integer ids and silo 1 has string ids"):
+        silo_stats(mixed, key=key)
+    assert silo_stats(mixed, id_key=as_text, key=key).counts.toarray()[0].tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("as_dataset", [(0, 0, 0), (1, 0, 1)])
+def test_silo_stats_find_the_elements_in_the_data(as_dataset):
+    data = _tables([np.array([1, 2, 2]), np.array([2]), np.array([1, 1])], [0, 0, 0])
+    topics = [np.array(list("aab")), np.array(["b"]), np.array(["a", "b"])]
+    tables = [{**one, "element_id": own} for one, own in zip(data, topics, strict=True)]
+    given = [
+        tf.data.Dataset.from_tensor_slices(one) if as_dataset[i] else one
+        for i, one in enumerate(tables)
+    ]
+    found = silo_stats(given)
+    assert [one.n_elements for one in found.elements] == [3, 1, 2]
+    assert found.element_dtype == "string"
+
+
+def test_what_holds_no_ids_is_refused():
+    rows = _tables([np.array([1, 2])], [True])[0]
+    for data, error, words in (
+        ([rows.batch(2)], ValueError, "subject_id of shape .* batched"),
+        ([rows.repeat()], ValueError, "never ends"),
+        ([rows.map(lambda row: row["x"])], TypeError, "dicts with subject_id"),
+        ([rows, None], TypeError, "type list: pass a dict"),
+        ({"x": rows, "y": None}, ValueError, "silo 'y': .*shape"),
+        ({"subject_id": [1, 2]}, TypeError, "or what process.next takes"),
+    ):
+        with pytest.raises(error, match=words):
+            silo_stats(data)

@@ -113,3 +113,59 @@ def test_what_makes_no_model_is_named(made, match):
         sdp.federated.build_process(made, plan)
     with pytest.raises(TypeError, match="pass what federated.plan"):
         sdp.federated.build_process(made, stats)
+
+
+def _nets(how, path):
+    """A model's weights, and a function that makes a model of such weights."""
+
+    def fresh():
+        return tf.keras.Sequential([LAYERS.Input([3]), LAYERS.Dense(2), LAYERS.Dense(1)])
+
+    net = fresh()
+    weights = net.get_weights()
+    net.save(path / "net.keras")
+    net.save_weights(path / "net.weights.h5")
+
+    def make():
+        if how == "load_model":
+            return tf.keras.models.load_model(path / "net.keras", compile=False)
+        made = fresh()
+        if how == "set_weights":
+            made.set_weights(weights)
+        elif how == "another model":
+            made.set_weights(net.get_weights())
+        elif how == "assign":
+            for variable, value in zip(made.weights, weights, strict=True):
+                variable.assign(value)
+        elif how == "load_weights":
+            made.load_weights(path / "net.weights.h5")
+        return made
+
+    return weights, make
+
+
+@pytest.mark.parametrize(
+    "how", ["set_weights", "assign", "load_weights", "load_model", "another model"]
+)
+def test_weights_that_model_fn_gives_are_those_that_a_run_starts_from(tmp_path, how):
+    weights, make = _nets(how, tmp_path)
+    spec = (tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None, 1], tf.float32))
+    stats = sdp.SiloStats.from_counts(np.full((5, 2), 2))
+    plan = sdp.federated.plan(
+        sdp.ItemDP(1.0), sdp.PoissonItems(2), stats, rounds=1, noise_multiplier=1.0
+    )
+
+    def model_fn():
+        made = make()
+        made.layers[-1].trainable = False
+        return KerasSilo(made, "mse", spec)
+
+    if how == "another model":
+        with pytest.raises(ValueError, match="take what is needed of it outside"):
+            sdp.federated.build_process(model_fn, plan)
+        return
+    process = sdp.federated.build_process(model_fn, plan)
+    starts = [process.get_model_weights(process.initialize()) for _ in range(2)]
+    found = [np.concatenate([np.ravel(w) for w in tf.nest.flatten(list(s))]) for s in starts]
+    given = np.concatenate([np.ravel(w) for w in weights])
+    assert all(np.array_equal(one, given) for one in found)

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+from scipy import special
+from tensorflow_federated.python.aggregators import primitives
 
 import tf_subjectdp as sdp
-from tf_subjectdp.federated import draws, randomness, silo_data
+from tf_subjectdp.federated import draws, randomness, server, silo_data
+from tf_subjectdp.federated.optimizers import as_tff_optimizer
 
 SILOS, WIDTH, SIGMA = 8, 2000, 50.0
 
@@ -166,3 +169,99 @@ def test_rows_above_the_bound_are_dropped_at_random():
         seen.update(kept.tolist())
     # Each of the four rows stays half of the time: 6 sigma of 400 coins.
     assert all(abs(seen[row] / 400 - 0.5) < 6 * 0.5 / 20 for row in (0, 1, 2, 4))
+
+
+# -- secure sums: whole numbers, before the noise of a server and after that of the silos ---------
+
+
+def _law_of_rounded_sum(means, deviations, step):
+    """Of the sum over silos of the nearest integers to (mean + noise) / step."""
+    law = np.ones(1)
+    for mean, deviation in zip(means, deviations, strict=True):
+        reach = int(np.ceil(12 * deviation / step)) + 3
+        edges = (np.arange(-reach, reach + 2) - 0.5) * step
+        law = np.convolve(law, np.diff(special.ndtr((edges - mean) / deviation)))
+    return law
+
+
+@pytest.mark.parametrize("deviations", [(1.0, 1.0), (0.7, 1.0, 2.0)])
+def test_noises_that_are_rounded_finely_add_up_as_if_they_were_not(deviations):
+    means, shift, deviation = [0.3, -1.7, 0.05], 1.3, np.linalg.norm(deviations)
+    for step, exact in ((min(deviations) / 16, True), (16 * min(deviations), False)):
+        # The person moves the first silo's update to just where it is rounded the other way.
+        first = np.array(means[: len(deviations)])
+        first[0] = 0.5 * step - shift / 2
+        other = first + np.eye(len(first))[0] * shift
+        laws = [_law_of_rounded_sum(centre, deviations, step) for centre in (first, other)]
+        mu, above = shift / deviation, []
+        for epsilon in (0.1, 0.5, 1.5):
+            excess = [np.maximum(a - np.exp(epsilon) * b, 0).sum() for a, b in (laws, laws[::-1])]
+            of_gaussians = special.ndtr(mu / 2 - epsilon / mu)
+            of_gaussians -= np.exp(epsilon) * special.ndtr(-mu / 2 - epsilon / mu)
+            above.append(max(excess) > of_gaussians + 1e-12)
+        assert any(above) != exact
+
+
+def test_the_step_of_a_secure_sum_is_that_of_tff():
+    upper, lower = 6.0, -3.0
+    step = (upper - lower) / server._LARGEST_INTEGER
+    values = tf.constant(np.array([0.0, 0.6, 1.4, 1000.0]) * step, tf.float32)
+    bounds = (tf.constant(bound, tf.float32) for bound in (lower, upper))
+    found = primitives._client_tensor_shift_for_secure_sum(values, *bounds).numpy()
+    assert (found - found[0]).tolist() == [0, 1, 1, 1000]
+
+
+def _plan_of_sums(**options):
+    stats_of_silos = sdp.SiloStats.from_ids(np.arange(40), np.arange(40) % 4)
+    return sdp.federated.plan(
+        sdp.HiGradAvg(0.5),
+        sdp.PoissonItems(5),
+        stats_of_silos,
+        rounds=1,
+        noise_multiplier=2.0,
+        **options,
+    )
+
+
+def test_integers_that_are_coarse_beside_the_silos_noise_are_refused():
+    plan = _plan_of_sums(view="average")
+    client = as_tff_optimizer(tf.keras.optimizers.SGD(0.5), "client_optimizer")
+    deviation = 0.5 * 2.0 * 0.5 / 5
+    finest = deviation / 16 * (2**32 - 1) / 2
+
+    def factor(upper, lower=None):
+        sum_factory = tff.aggregators.SecureSumFactory(upper, lower)
+        return server.rounding_factor(plan, sum_factory, client, 10**9)
+
+    assert factor(0.999 * finest) == 1.0 and factor(10.0, -1.99 * finest + 10) == 1.0
+    with pytest.raises(ValueError, match="round away the noises .* use SecureSumFactory") as error:
+        factor(1.001 * finest)
+    remedy = float(str(error.value).split("upper_bound_threshold=")[-1].split(")")[0])
+    assert factor(remedy) == 1.0 and remedy > 0.99 * finest
+    with pytest.raises(ValueError, match="round away"):
+        factor(10.0, -2.01 * finest)
+
+
+def test_what_rounding_adds_to_a_trusted_servers_sum_is_paid_in_noise(monkeypatch):
+    plan = _plan_of_sums(noise_at="server")
+    weights, most = 400, 0.01 * 0.5 / 20 * (2**32 - 1) / 2
+    heard = []
+
+    def noised(total, stddev, **options):
+        heard.append(stddev)
+        return [part / options["divisor"] for part in total]
+
+    def model_fn():
+        layers = [tf.keras.Input([weights]), tf.keras.layers.Dense(1, use_bias=False)]
+        spec = (tf.TensorSpec([None, weights], tf.float32), tf.TensorSpec([None, 1], tf.float32))
+        return sdp.federated.KerasSilo(tf.keras.Sequential(layers), "mse", spec)
+
+    monkeypatch.setattr(server, "add_gaussian_noise", noised)
+    for threshold, factor in ((None, 1.0), (0.5 * most, 1.005)):
+        sums = None if threshold is None else tff.aggregators.SecureSumFactory(threshold)
+        sdp.federated.build_process(model_fn, plan, sum_factory=sums)
+        # A silo's sum moves by at most half a step to either side, in each of the weights.
+        assert heard[-1] == pytest.approx(factor * 2.0 * 0.5, rel=1e-9)
+    with pytest.raises(ValueError, match="clip norms to what a person may move"):
+        sums = tff.aggregators.SecureSumFactory(1.01 * most)
+        sdp.federated.build_process(model_fn, plan, sum_factory=sums)

@@ -290,6 +290,8 @@ def test_wrong_types_are_named():
         sdp.federated.plan(None, sdp.PoissonItems(2), STATS, rounds=2, epsilon=1.0)
     with pytest.warns(UserWarning, match="not below 1 / subjects"):
         make(delta=0.3)
+    with pytest.warns(UserWarning, match=f"not below 1 / items = {1 / STATS.n_items:g}"):
+        make(sdp.ItemDP(1.0), unit="item", delta=1.0 / STATS.n_items)
 
 
 def test_a_fixed_size_composes_replacements():

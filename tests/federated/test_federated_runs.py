@@ -623,3 +623,21 @@ def run(coroutine):
     import asyncio
 
     return asyncio.new_event_loop().run_until_complete(coroutine)
+
+
+def test_ids_of_unlike_types_are_refused_in_this_and_later_rounds(make, federation):
+    process = make(rounds=6, silos_per_round=2, minimum_silos=1)
+    state = process.initialize()
+    data = {str(i): federation.arrays(i) for i in range(4)}
+    texts = {
+        name: {**one, "subject_id": one["subject_id"].astype(str)} for name, one in data.items()
+    }
+    mixed = {"0": data["0"], "1": texts["1"]}
+    refused("'0' has integer ids and silo '1' has string", TypeError, process.next, state, mixed)
+    state, _ = process.next(state, {"0": data["0"]})
+    refused("'0' has integer", TypeError, process.next, state, {"2": texts["2"]})
+    nan = {**texts["0"], "subject_id": np.where(data["0"]["subject_id"] == 3, "nan", "a")}
+    with pytest.warns(UserWarning, match="the subject ids have 'nan', which reads like a missing"):
+        refused("'1' has integer", TypeError, process.next, state, {"0": nan, "1": data["1"]})
+    state, _ = process.next(state, {"1": data["1"]})
+    assert process.spent(state).rounds == 2

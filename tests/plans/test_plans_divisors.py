@@ -56,3 +56,47 @@ def test_clipped_parts_are_divided_by_their_number():
     for sampling in (sdp.PoissonItems(8), sdp.FixedSize(8), sdp.Shuffle(8)):
         assert divisor(sdp.BatchClipping(1.0), sampling) == 1.0
         assert divisor(sdp.MixedClipping(1.0, parts=3), sampling) == 3.0
+
+
+_EVEN, _UNEVEN = (sdp.SubjectStats.from_counts(c) for c in ([4, 2, 2, 2, 2], [4, 4, 2, 1, 1]))
+
+
+@pytest.mark.parametrize(
+    "algorithm, sampling, divides",
+    [
+        (sdp.ItemDP(1.0), sdp.PoissonItems(3), False),
+        (sdp.HiGradAvg(1.0), sdp.PoissonItems(3), False),
+        (sdp.HiGradAvg(1.0), sdp.FixedSize(3), False),
+        (sdp.UserLDP(1.0), sdp.Shuffle(3), False),
+        (sdp.SubjectDP(1.0), sdp.PoissonSubjects(2, max_items_per_subject=3), False),
+        (sdp.SubjectDP(1.0), sdp.PoissonItems(3), True),
+        (sdp.HiGradAvg(1.0, normalization="expected_subjects"), sdp.PoissonItems(3), True),
+        (sdp.HiGradAvg(1.0), sdp.PoissonSubjects(2, max_items_per_subject=3), True),
+    ],
+)
+def test_sums_over_everybodys_counts_are_saved_and_named_only_where_they_divide(
+    algorithm, sampling, divides
+):
+    options = {"steps": 2, "noise_multiplier": 1.0, "delta": 1e-2}
+    plans = [sdp.plan(algorithm, sampling, stats, **options) for stats in (_EVEN, _UNEVEN)]
+    assert (plans[0].get_config() != plans[1].get_config()) is divides
+    silos = [
+        sdp.federated.plan(
+            algorithm,
+            sampling,
+            sdp.SiloStats.from_counts(stats.counts[:, None]),
+            rounds=2,
+            noise_multiplier=1.0,
+            delta=1e-2,
+        )
+        for stats in (_EVEN, _UNEVEN)
+        if not isinstance(sampling, sdp.Shuffle)
+    ]
+    if silos:
+        assert (silos[0].text != silos[1].text) is divides
+    for plan in [*plans, *silos]:
+        text = " ".join(plan.statement().split())
+        assert ("the divisor, a sum over everybody's counts of rows" in text) is divides
+    public = sdp.SubjectStats.public(n_items=12, n_subjects=5, max_items=4)
+    text = " ".join(sdp.plan(algorithm, sampling, public, **options).statement().split())
+    assert "everybody's counts" not in text

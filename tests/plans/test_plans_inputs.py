@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What bad input gets: an error before any step, with the value, the bound and the remedy."""
 
+import dataclasses
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -103,6 +105,24 @@ def test_a_batch_above_the_data_is_refused_with_the_bound(sampling):
 def test_a_delta_not_below_one_over_the_subjects_warns():
     with pytest.warns(UserWarning, match=r"delta=0\.1 is not below 1 / subjects"):
         make(delta=0.1)
+
+
+def test_delta_is_held_against_the_number_of_what_is_protected():
+    ids = np.arange(200) // 10
+    stats = sdp.SubjectStats.from_ids(ids, np.arange(200) // 2)
+    made = {"stats": stats, "sampling": sdp.PoissonItems(20)}
+    item, element = (
+        {"algorithm": sdp.ItemDP(1.0), "unit": "item"},
+        {"algorithm": sdp.ElementDP(1.0)},
+    )
+    for options, number, name in ((item, 200, "items"), (element, 100, "elements")):
+        with pytest.warns(UserWarning, match=f"is not below 1 / {name} = {1 / number:g}: .* one "):
+            make(**made, **options, delta=1 / number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            plan = make(**made, **options, delta=0.99 / number)
+        # Where none was given, the statement takes one that a promise to this unit may have.
+        assert dataclasses.replace(plan, delta=None).stated_delta == pytest.approx(0.1 / number)
 
 
 @pytest.mark.parametrize("algorithm", [sdp.SubjectDP(1.0), sdp.GroupDP(1.0), sdp.UserLDP(1.0)])

@@ -139,6 +139,18 @@ def test_part_way_the_statement_gives_what_was_spent_and_what_all_steps_spend():
     assert "This is the plan's promise" not in text
 
 
+@pytest.mark.parametrize("steps", [20, 50, 70])
+def test_another_delta_is_never_called_the_plans_promise(steps):
+    plan = make()
+    text = flat(privacy_statement(plan, steps=steps, delta=0.3))
+    assert "plan's promise" not in text
+    if steps == 50:
+        promised = f"NOT what the plan promises, epsilon = {rounded_up(plan.epsilon())} at"
+        assert f"{promised} delta = 1e-05" in text
+    without = flat(privacy_statement(make(delta=None), steps=steps))
+    assert "promise" not in without.split("From whom")[0]
+
+
 def test_a_plan_states_an_intent_and_never_says_that_its_steps_were_taken():
     text = flat(make().statement())
     assert "if all 50 planned steps are taken; nothing was trained yet" in text
@@ -151,3 +163,10 @@ def test_beyond_the_plan_the_statement_says_that_the_promise_is_broken():
     assert "70 steps taken, MORE than the 50 planned" in text
     assert "This is the plan's promise" not in text
     assert f"ABOVE the plan's promise of {rounded_up(plan.epsilon())} for 50 steps" in text
+
+
+def test_a_printed_plan_names_no_bound_that_is_none():
+    plan = make(sdp.SubjectDP(1.0), sdp.PoissonSubjects(20), max_items_per_subject=3)
+    for text in (str(plan), flat(plan.statement()), repr(plan.sampling)):
+        assert "None" not in text
+    assert "max_items_per_subject=3)" in repr(sdp.PoissonSubjects(20, max_items_per_subject=3))

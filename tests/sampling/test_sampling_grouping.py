@@ -2,12 +2,15 @@
 """Ids to codes and codes to groups: every id type, every refusal, and the memory of a big table."""
 
 import tracemalloc
+import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tf_subjectdp as sdp
 from tf_subjectdp.sampling import SubjectTable, count_items, encode_ids, rows_by_subject
 from tf_subjectdp.sampling.grouping import encode_typed_ids
 
@@ -193,3 +196,51 @@ def test_a_million_rows_are_grouped_within_200_mb(kind):
         tracemalloc.stop()
     assert table.n_items == 1_000_000 and table.n_subjects == np.unique(numbers).size
     assert peak < 200e6
+
+
+_FLOATS = pd.Series([1.0, 2.0, np.nan, 1.0])
+_NAMES = pd.Series(["ann", "bob", None, "ann"])
+
+
+@pytest.mark.parametrize(
+    "ids, shown",
+    [
+        (_FLOATS.to_numpy().astype(str), "'nan'"),
+        (list(map(str, _FLOATS.astype("Int64"))), "'<NA>'"),
+        (list(map(str, ["ann", None, "bob"])), "'None'"),
+        (np.array(["a", "NULL", "b", "a"]), "'NULL'"),
+        ([b"a", b"n/a", b"b", b"a"], "b'n/a'"),
+        (np.array(["2020-01-01", "NaT", "2021-01-01"], "M8[D]").astype(str), "'NaT'"),
+        (_NAMES.astype("category").cat.codes, "-1"),
+        (_NAMES.astype("category").cat.codes.tolist(), "-1"),
+        (_NAMES.astype("category").cat.codes.astype(str), "'-1'"),
+        (np.array([1, 2, np.iinfo(np.int64).min]), "-9223372036854775808"),
+    ],
+)
+def test_ids_that_read_missing_are_noted_wherever_ids_are_taken(ids, shown):
+    rows = len(ids)
+    plan = sdp.plan(
+        sdp.HiGradAvg(1.0),
+        sdp.PoissonItems(1),
+        sdp.SubjectStats.public(n_items=rows, n_subjects=rows, max_items=rows),
+        steps=1,
+        noise_multiplier=1.0,
+    )
+    x = np.zeros(rows)
+    for of, take in (
+        ("subject", lambda: encode_ids(ids)),
+        ("subject", lambda: sdp.SubjectStats.from_ids(ids)),
+        ("subject", lambda: sdp.SiloStats.from_ids(ids, np.arange(rows))),
+        ("silo", lambda: sdp.SiloStats.from_ids(np.arange(rows), ids)),
+        ("element", lambda: sdp.SubjectStats.from_ids(np.arange(rows), ids)),
+        ("subject", lambda: plan.dataset(x, x, ids)),
+    ):
+        with pytest.warns(UserWarning, match=f"the {of} ids have {shown}, which reads like a miss"):
+            take()
+
+
+def test_ids_that_are_all_there_are_not_noted():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for ids in (np.arange(-3, 9), ["Nana", "Noneman", "a", "b"], [7, 8], np.uint8([255, 1])):
+            encode_ids(ids)

@@ -8,13 +8,14 @@ import io
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_subjectdp.sampling import SiloStats, SubjectStats, stats_from_table, tables
+from tf_subjectdp.sampling import SiloStats, SubjectStats, _csv_rows, stats_from_table, tables
 
 HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
 needs_pyarrow = pytest.mark.skipif(not HAS_PYARROW, reason="pyarrow is an extra of this package")
@@ -112,10 +113,45 @@ def test_gzip_and_another_delimiter(tmp_path, reader):
     same_counts(stats_from_table(path, "id", delimiter=";", reader=reader), ["a", "b", "a"])
 
 
-def test_standard_input(monkeypatch):
-    stdin = io.TextIOWrapper(io.BytesIO(b"id,x\na,1\na,2\n"))
-    monkeypatch.setattr(sys, "stdin", stdin)
+def test_standard_input_and_open_files(tmp_path, monkeypatch):
+    text = b"id,x\na,1\na,2\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
     same_counts(stats_from_table("-", "id"), ["a", "a"])
+    path = write(tmp_path / "t.csv.gz", gzip.compress(text))
+    options = ({"mode": "rb"}, {"mode": "rb", "buffering": 0}, {"encoding": "utf-8"})
+    files = [open(path, **one) for one in options]  # noqa: SIM115
+    for handle in (io.BytesIO(text), io.BytesIO(gzip.compress(text)), *files):
+        with handle:
+            same_counts(stats_from_table(handle, "id"), ["a", "a"])
+            assert not handle.closed
+    with pytest.raises(TypeError, match="open it with mode 'rb'"):
+        stats_from_table(io.StringIO("id,x\na,1\n"), "id")
+
+
+def test_long_texts_beside_the_ids_are_read_a_few_at_a_time(tmp_path, monkeypatch):
+    # 800 texts of 140,000 characters, above the limit of Python's `csv`, and one above pyarrow's block.
+    rows = [f'p{i % 50},"{"word, " * 23_333}"' for i in range(800)] + [f"p7,{'x' * 5_000_000}"]
+    path = write(tmp_path / "t.csv", "\n".join(["id,note", *rows, ""]))
+    ids = [f"p{i % 50}" for i in range(800)] + ["p7"]
+    before = csv.field_size_limit()
+    for reader in ["python", "pyarrow"] if HAS_PYARROW else ["python"]:
+        same_counts(stats_from_table(path, "id", reader=reader), ids)
+    tracemalloc.start()
+    with open(path, "rb") as handle:
+        same_counts(stats_from_table(handle, "id"), ids)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 70e6  # the texts are 117 MB
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    same_counts(stats_from_table("-", "id"), ids)
+    assert csv.field_size_limit() == before
+
+
+def test_a_quote_without_its_end_is_not_read_to_the_end_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(_csv_rows, "_LONGEST_FIELD", 10_000)
+    path = write(tmp_path / "t.csv", 'id,note\na,1\nb,"2\n' + "c,3\n" * 5_000)
+    with pytest.raises(ValueError, match="line .* cannot be read: field larger .* mend its quotes"):
+        stats_from_table(path, "id", reader="python")
 
 
 BAD = {
@@ -133,7 +169,15 @@ BAD = {
     "no rows": ("id,x\n", "no rows"),
     "empty file": ("", "is empty"),
     "not UTF-8": (b"id,x\na,1\n\xff\xfe\xfa,2\n", "row 2 .* is not UTF-8"),
-    "utf-16": ("id,x\na,1\n".encode("utf-16"), "UTF-16"),
+    "utf-16": ("id,x\na,1\n".encode("utf-16"), "is UTF-16 text: save"),
+    "utf-32": ("id,x\na,1\n".encode("utf-32"), "is UTF-32 text: save"),
+    **{
+        f"{code} without a mark": (
+            "ид,id\na,1\n".encode(code),
+            f"is {code[:6].upper()} text without",
+        )
+        for code in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
+    },
     "damaged gzip": (gzip.compress(b"id,x\n" + b"a,1\n" * 99)[:-20], "cut off or damaged"),
 }
 

@@ -61,7 +61,8 @@ class SamplingFacts:
       n_items: items in the data, after contribution bounding.
       n_subjects: subjects in the data.
       batch_size: expected (or fixed) number of items of a step.
-      expected_subjects: expected number of subjects of a step.
+      expected_subjects: expected number of subjects of a step: where items are sampled, a sum over
+        everybody's counts. None in a plan that does not divide by it.
       max_items: k, the most items that one subject has in the data, after contribution bounding.
       step_cap: most items that a sampled subject brings to a step; None without such a cap.
       data_cap: whether items were dropped to make `max_items` hold, so that one may displace another.
@@ -75,7 +76,7 @@ class SamplingFacts:
     n_items: int
     n_subjects: int
     batch_size: float
-    expected_subjects: float
+    expected_subjects: float | None
     max_items: int
     step_cap: int | None = None
     data_cap: bool = False

@@ -187,6 +187,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 def _add_statement(parser: argparse.ArgumentParser) -> None:
     _add_planned(parser, required=False)
     parser.add_argument("--plan", metavar="FILE", help="a plan saved by 'plan --save' or --json")
+    parser.add_argument(
+        "--model", metavar="FILE", help="a PrivateModel saved as '.keras': plan, steps and remarks"
+    )
     parser.add_argument("--steps-taken", type=whole, metavar="T", help="steps of the run so far")
     parser.add_argument(
         "--ledger",

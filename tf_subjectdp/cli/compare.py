@@ -47,7 +47,7 @@ def compare(arguments: argparse.Namespace) -> Result:
     stats = inputs.read_table(arguments)
     if stats is None:
         stats = inputs.figures(arguments)
-    inputs.note_large_delta(arguments.delta, stats, None)
+    inputs.check_delta_of(arguments, "subject", stats)
     most, source = None, None
     if isinstance(stats, SiloStats):
         most, source = inputs.silos_per_subject(arguments, stats)

@@ -10,6 +10,8 @@ from typing import Any
 
 from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.progress import ProgressBar
+from tf_subjectdp.planning import note_large_delta
+from tf_subjectdp.plans import number_protected
 from tf_subjectdp.sampling import SiloStats, SubjectStats, stats_from_table
 
 # A tabulator is hard to type; a shell passes on what was typed for it.
@@ -52,18 +54,22 @@ def read_table(arguments: argparse.Namespace) -> SubjectStats | SiloStats | None
     return stats if arguments.cap_data is None else stats.bounded(arguments.cap_data)
 
 
-def note_large_delta(
-    delta: float, stats: SubjectStats | SiloStats | None, subjects: int | None
+def check_delta_of(
+    arguments: argparse.Namespace, unit: str, stats: SubjectStats | SiloStats | None
 ) -> None:
-    """Warns where delta is not below one over the number of people, as `plan` does."""
-    if isinstance(stats, SiloStats) or stats is not None:
-        subjects = stats.n_subjects
-    if subjects is not None and delta >= 1.0 / subjects:
-        warnings.warn(
-            f"delta={delta:g} is not below 1 / subjects = {1.0 / subjects:g}: a mechanism that "
-            "publishes one person at random would satisfy it. Choose a smaller delta.",
-            stacklevel=2,
-        )
+    """Warns, as `plan` does, where delta is not below one over the number of what is protected."""
+    if unit == "silo":
+        return
+    counted = arguments if stats is None else stats
+    names = ("items", "subjects", "elements_in_all")
+    if stats is not None:
+        names = ("n_items", "n_subjects", "")
+    items, subjects, elements = (getattr(counted, name, None) for name in names)
+    if items is None and unit == "item" or subjects is None and unit == "subject":
+        return
+    number = number_protected(unit, items or 0, subjects or 0, elements)
+    if number:
+        note_large_delta(arguments.delta, unit, number)
 
 
 def note_cap_of_figures(arguments: argparse.Namespace) -> None:

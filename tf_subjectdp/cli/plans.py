@@ -9,9 +9,10 @@ import json
 import math
 import os
 import warnings
+import zipfile
 from typing import Any
 
-from tf_subjectdp.algorithms import Algorithm
+from tf_subjectdp.algorithms import Algorithm, algorithm_from_config
 from tf_subjectdp.cli import inputs
 from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.choices import algorithm_of, check_parts
@@ -20,7 +21,7 @@ from tf_subjectdp.cli.output import Result, jsonable
 from tf_subjectdp.planning import plan as make_plan
 from tf_subjectdp.plans import Plan
 from tf_subjectdp.sampling import SiloStats, SubjectStats
-from tf_subjectdp.statement import privacy_statement
+from tf_subjectdp.statement import optimizer_statement, privacy_statement
 
 # Everything that makes a plan: none of it goes with a plan that was made before.
 _CHOICES = (
@@ -73,7 +74,10 @@ def plan(arguments: argparse.Namespace) -> Result:
 
 
 def statement(arguments: argparse.Namespace) -> Result:
-    """The privacy statement of a plan, made before or now."""
+    """The privacy statement of a plan, made before or now, or of a saved model."""
+    if arguments.model is not None:
+        inputs.refuse_both(arguments, "model", ("plan", "ledger", "steps_taken", *_CHOICES))
+        return _of_model(arguments)
     if arguments.plan is not None:
         for name in _CHOICES:
             inputs.refuse_both(arguments, "plan", (name,))
@@ -85,7 +89,7 @@ def statement(arguments: argparse.Namespace) -> Result:
         )
     else:
         if arguments.algorithm is None:
-            raise UsageError("say --plan FILE, or the options of 'subjectdp plan'")
+            raise UsageError("say --plan FILE, --model FILE, or the options of 'subjectdp plan'")
         made, _ = _planned(arguments)
     steps, source = _steps_taken(arguments, made)
     planned = arguments.steps_taken is None and arguments.ledger is None
@@ -95,10 +99,16 @@ def statement(arguments: argparse.Namespace) -> Result:
             f"{steps} steps are more than the {made.steps} of the plan: its promise does not hold.",
             stacklevel=2,
         )
-    delta = arguments.delta
-    if delta is None:
-        delta = made.delta if made.delta is not None else 0.1 / made.facts.n_subjects
-    data: dict[str, Any] = {
+    data = _figures(made, steps, arguments.delta, text)
+    if source:
+        text += f"\n\n{source}"
+        data["steps_source"] = source
+    return Result(data, text=text)
+
+
+def _figures(made: Plan, steps: int, delta: float | None, text: str) -> dict[str, Any]:
+    delta = made.stated_delta if delta is None else delta
+    return {
         "command": "statement",
         "statement": text,
         "unit": made.unit,
@@ -111,9 +121,17 @@ def statement(arguments: argparse.Namespace) -> Result:
         ),
         "noise_multiplier": made.noise_multiplier,
     }
-    if source:
-        text += f"\n\n{source}"
-        data["steps_source"] = source
+
+
+def _of_model(arguments: argparse.Namespace) -> Result:
+    own, others, remarks = read_model(arguments.model)
+    text = optimizer_statement(own, delta=arguments.delta, others=others, first=remarks)
+    if own.plan is None:
+        return Result({"command": "statement", "statement": text}, text=text)
+    data = _figures(own.plan, own.steps_taken, arguments.delta, text)
+    # The figure is of one run; what else was released of the same weights is beside it in the text.
+    data["runs_beside"] = len(others)
+    data["remarks"] = remarks
     return Result(data, text=text)
 
 
@@ -204,7 +222,10 @@ def read_plan(path: str) -> Plan:
       ValueError: a file that is no plan, or a plan whose figures contradict one another.
       OSError: a file that cannot be read.
     """
-    config = _read_json(path)
+    return _checked_plan(_read_json(path), path)
+
+
+def _checked_plan(config: Any, path: str) -> Plan:
     known = {field.name for field in dataclasses.fields(Plan)}
     if not isinstance(config, dict) or not known <= set(config):
         raise UsageError(f"{path} is no plan: write one with 'subjectdp plan --save'")
@@ -235,6 +256,91 @@ def read_plan(path: str) -> Plan:
                 f"it {now!r}"
             )
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedRun:
+    """What a statement asks of a `DPOptimizer`, as a saved model has it."""
+
+    plan: Plan | None
+    algorithm: Algorithm
+    noise_multiplier: float
+    divisor: float
+    steps_taken: int
+    steps_drawn_with_seed: int
+
+
+def read_model(path: str) -> tuple[SavedRun, list[tuple[Plan | None, int]], list[str]]:
+    """From a PrivateModel saved as '.keras': the run it was compiled for, (plan, steps) of all others
+    of the same weights, and what a statement says before its figures.
+
+    Raises:
+      ValueError: another file, or one that does not say what was released.
+      OSError: a file that cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            config = json.loads(archive.read("config.json"))
+    except (zipfile.BadZipFile, KeyError, ValueError, RecursionError):
+        raise UsageError(
+            f"{path} is no model saved as '.keras': use model.save('private.keras'), with model the "
+            "PrivateModel"
+        ) from None
+    kind = config.get("class_name") if isinstance(config, dict) else None
+    if kind != "PrivateModel":
+        raise UsageError(
+            f"{path} holds a {kind} and not a PrivateModel: an inner model carries neither plan nor steps"
+        )
+    try:
+        releases = config["config"]["releases"]
+        record = releases.get("record", releases)
+        runs = record["runs"]
+        runs = list(runs.values() if isinstance(runs, dict) else runs)
+        remarks = [str(remark) for remark in record["remarks"]]
+        found = [
+            (_plan_of(run, path), _whole_steps(run["steps"]), run.get("seeded")) for run in runs
+        ]
+        compiled = config.get("compile_config") or {}
+        optimizer = compiled["optimizer"]["config"] if compiled else dict(runs[-1])
+        own = _plan_of(optimizer, path)
+        algorithm = algorithm_from_config(optimizer["algorithm"]) if own is None else own.algorithm
+        noise = float((optimizer if own is None else own.get_config())["noise_multiplier"])
+        divisor = float(optimizer["divisor"]) if own is None else own.divisor
+    except UsageError:
+        raise
+    except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path} does not say what was released of its weights in a way that this version reads "
+            f"({type(error).__name__}: {error}); load it, and print model.privacy_statement()"
+        ) from None
+    if any(seeded is None for _, _, seeded in found):
+        warnings.warn(
+            f"{path} does not say whether batches were drawn with a seed, which would not be private.",
+            stacklevel=2,
+        )
+    steps: dict[int | None, list[Any]] = {_identity(own): [own, 0, 0]}
+    for plan, count, seeded in found:
+        entry = steps.setdefault(_identity(plan), [plan, 0, 0])
+        entry[1] += count
+        entry[2] += _whole_steps(seeded or 0)
+    _, taken, seeded = steps.pop(_identity(own))
+    run = SavedRun(own, algorithm, noise, divisor, taken, seeded)
+    return run, [(plan, count) for plan, count, _ in steps.values() if count], remarks
+
+
+def _plan_of(config: dict[str, Any], path: str) -> Plan | None:
+    plan = config.get("plan")
+    return None if plan is None else _checked_plan(plan, f"a plan in {path}")
+
+
+def _identity(plan: Plan | None) -> int | None:
+    return None if plan is None else plan.identity
+
+
+def _whole_steps(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= 2**53:
+        raise ValueError(f"its steps are {value!r}")
+    return value
 
 
 def _constants(found: Plan, again: Plan):

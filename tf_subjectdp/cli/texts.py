@@ -98,9 +98,11 @@ STATEMENT = (
     """\
 What a run protects, from whom and what not, in plain sentences. The epsilon is computed anew from
 the plan's constants, never read from its file. A PrivacyLedger's file holds the steps taken and
-the plan's number only, so it needs --plan beside it.
+the plan's number only, so it needs --plan beside it. A saved PrivateModel says what its own
+privacy_statement() says.
 
-  subjectdp statement --plan plan.json --steps-taken 1200""",
+  subjectdp statement --plan plan.json --steps-taken 1200
+  subjectdp statement --model private.keras""",
 )
 
 COMPARE = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,26 +99,28 @@ def as_text(ids: Any) -> np.ndarray:
 
 
 def silo_stats(
-    ids_by_silo: Mapping[Any, Any],
+    ids_by_silo: Mapping[Any, Any] | Sequence[Any],
     *,
     id_key: Callable[[np.ndarray], Any] | None = None,
     key: bytes | None = None,
     elements_by_silo: Mapping[Any, Any] | None = None,
 ) -> SiloStats:
-    """Counts people over silos whose ids are in separate columns.
+    """Counts people over silos whose ids are in separate columns, or in the data of each silo.
 
     Where ids must not leave a silo, every silo calls `hashed_ids` with the key they share, and
     whoever has the hashed columns, but not the key, calls this without one.
 
     Args:
       ids_by_silo: name of a silo -> its ids, one a row, shape [rows of the silo]; names are strings
-        or integers. A person has equal ids in all silos.
+        or integers. A person has equal ids in all silos. Or what `process.next` takes: a dict or a list
+        (whose silos are called 0, 1, ...) of datasets, or of dicts of arrays, with "subject_id" and,
+        where it is there, "element_id".
       id_key: maps an array of ids to the ids that count, for instance `as_text`; None takes them as
         they are. Pass the same to `build_process`.
       key: counts `hashed_ids(ids, key)`. The numbers are the same; the ids count as strings, of which
         bytes are one kind.
       elements_by_silo: name of a silo -> the element of each of its rows, for `ElementDP`; None if there
-        are none.
+        are none, or in the data.
 
     Returns:
       `SiloStats`, the silos in the order of the mapping.
@@ -130,13 +132,8 @@ def silo_stats(
         one person would be counted as two. A key does not help: it hashes 7 and "7" apart. Likewise
         elements, to which `id_key` does not apply.
     """
-    if not isinstance(ids_by_silo, Mapping):
-        raise TypeError(
-            f"ids_by_silo is of type {type(ids_by_silo).__name__}: pass a dict {{silo: ids}}; for one "
-            "column of ids and one of silos there is SiloStats.from_ids"
-        )
-    if not ids_by_silo:
-        raise ValueError("ids_by_silo has no silos: pass a dict {silo: ids} of at least one")
+    ids_by_silo, of_tables, decoded = _columns_of(ids_by_silo)
+    elements_by_silo = of_tables if elements_by_silo is None else elements_by_silo
     key = None if key is None else _checked_key(key)
     columns, kinds = [], {}
     for name, ids in ids_by_silo.items():
@@ -150,6 +147,8 @@ def silo_stats(
             rows = _mapped(array, id_key)
             encode_ids(rows)
             kind = _kind(rows)
+            if kind == "bytes" and name in decoded:
+                rows, kind = _decoded(rows), "string"
             columns.append(rows if key is None else _hashed(rows, key))
         except (TypeError, ValueError) as error:
             # a subclass, such as UnicodeDecodeError, may not be made from a text alone
@@ -157,7 +156,7 @@ def silo_stats(
             raise kind_of_error(f"silo {name!r}: {error}") from error
         # under the hash bytes and strings are one
         kinds[name] = "string" if key is not None and kind == "bytes" else kind
-    _check_alike(kinds)
+    check_alike_ids(kinds)
     silos = np.empty(len(kinds), dtype=object)
     silos[:] = list(kinds)
     stats = SiloStats.from_ids(
@@ -171,6 +170,48 @@ def silo_stats(
         elements=tuple(found[name] for name in stats.names),
         element_dtype=element_dtype,
     )
+
+
+def _columns_of(
+    given: Any,
+) -> tuple[dict[Any, Any], dict[Any, Any] | None, set[Any]]:
+    """The ids of each silo; the elements, where the silos' data have them; whose ids TensorFlow holds."""
+    if isinstance(given, Sequence) and given and all(map(_is_table, given)):
+        given = dict(enumerate(given))
+    if not isinstance(given, Mapping) or "subject_id" in given:
+        raise TypeError(
+            f"ids_by_silo is of type {type(given).__name__}: pass a dict {{silo: ids}}, or what "
+            "process.next takes; for one column of ids and one of silos there is SiloStats.from_ids"
+        )
+    if not given:
+        raise ValueError("ids_by_silo has no silos: pass a dict {silo: ids} of at least one")
+    ids, elements, decoded = {}, {}, set()
+    for name, data in given.items():
+        ids[name] = data
+        if not _is_table(data):
+            continue
+        if not isinstance(data, Mapping):
+            from tf_subjectdp.federated.silo_data import id_columns
+
+            data = id_columns(data, str(name))
+            decoded.add(name)
+        ids[name] = data["subject_id"]
+        if "element_id" in data:
+            column = id_array(data["element_id"])
+            bytes_of_strings = name in decoded and column.size and _kind(column) == "bytes"
+            elements[name] = _decoded(column) if bytes_of_strings else column
+    return ids, elements if set(elements) == set(ids) else None, decoded
+
+
+def _is_table(data: Any) -> bool:
+    return hasattr(data, "element_spec") or (isinstance(data, Mapping) and "subject_id" in data)
+
+
+def _decoded(rows: np.ndarray) -> np.ndarray:
+    """Strings again, of which TensorFlow makes bytes; undecodable bytes are kept apart as they are."""
+    texts = np.empty(len(rows), dtype=object)
+    texts[:] = [value.decode("utf-8", "surrogateescape") for value in np.asarray(rows).tolist()]
+    return texts
 
 
 def _elements(
@@ -284,7 +325,8 @@ def _kind(rows: np.ndarray) -> str:
     )
 
 
-def _check_alike(kinds: Mapping[Any, str]) -> None:
+def check_alike_ids(kinds: Mapping[Any, str]) -> None:
+    """TypeError unless the ids of all silos, by name, are of one kind."""
     unlike = _unlike(kinds)
     if unlike:
         one, other = unlike

@@ -14,10 +14,11 @@ from typing import Any
 import tensorflow_federated as tff
 
 from tf_subjectdp.federated import silo_data
-from tf_subjectdp.federated.ids import check_alike_elements
+from tf_subjectdp.federated.ids import check_alike_elements, check_alike_ids
 from tf_subjectdp.federated.plans import FederatedPlan, Spent
 from tf_subjectdp.federated.spending import Spending
 
+_KINDS = {"int64": "integer", "string": "string"}
 # A worker ends at once when it is told to.
 _STOP_S = 5.0
 
@@ -145,6 +146,7 @@ class NextRound:
 
     def __init__(self, process: FederatedProcess, computation: tff.Computation):
         self._process = process
+        self._kinds_of_ids: dict[str, str] = {}
         self.computation = computation
 
     @property
@@ -167,8 +169,9 @@ class NextRound:
           `LearningProcessOutput(state, metrics)`. The metrics look at the data and are not private.
 
         Raises:
-          ValueError: fewer silos than `minimum_silos`, planned rounds that are used up, or data or a
-            state that do not fit. Nothing was computed then, and nothing is spent.
+          ValueError, TypeError: fewer silos than `minimum_silos`, planned rounds that are used up, data
+            or a state that do not fit, or ids that are integers in one silo and strings in another.
+            Nothing was computed then, and nothing is spent.
         """
         return self.run(state, silo_datasets, self.computation)
 
@@ -189,7 +192,7 @@ class NextRound:
         """The data of the silos that are to take part, checked."""
         process, plan = self._process, self._process.plan
         present = silo_data.present_silos(silo_datasets, plan.names)
-        entries, kinds = [], {}
+        entries, kinds, ids = [], {}, dict(self._kinds_of_ids)
         for i in process.spending.choose(sorted(present), state):
             tensors = silo_data.silo_tensors(
                 present[i],
@@ -200,8 +203,12 @@ class NextRound:
             )
             silo_data.check_rows(tensors, plan, i)
             kinds[plan.names[i]] = tensors.get("element_dtype")
+            if tensors["subject_dtype"] is not None:
+                ids[plan.names[i]] = _KINDS[tensors["subject_dtype"]]
             entries.append(silo_data.tagged(i, tensors))
         check_alike_elements({name: kind for name, kind in kinds.items() if kind is not None})
+        check_alike_ids(ids)  # of earlier rounds, too
+        self._kinds_of_ids = ids
         return entries
 
 

@@ -17,8 +17,8 @@ from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, check_cap
 from tf_subjectdp.algorithms.part_clipping import PartClipping
 from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import NOISE_AT, VIEWS, WEIGHTINGS, FederatedPlan
-from tf_subjectdp.planning import check_epsilon, check_plan_delta, facts_of
-from tf_subjectdp.plans import check_unit, guarantee_of
+from tf_subjectdp.planning import check_epsilon, check_plan_delta, facts_of, without_unused_sums
+from tf_subjectdp.plans import check_unit, guarantee_of, number_protected
 from tf_subjectdp.sampling import (
     FixedSize,
     PoissonElements,
@@ -67,7 +67,7 @@ def plan(
       epsilon: the promise, over all silos; the smallest noise that keeps it is computed,
         one multiplier for all silos. Needs `delta`. Or
       noise_multiplier: the noise, one number or one a silo; 0.0 is allowed and not private.
-      delta: in (0, 1), well below 1 / number of subjects.
+      delta: in (0, 1), well below 1 / number of subjects (items, elements: of what is protected).
       noise_at: "silo" (LocalItemDP, LocalGroupDP, HiGradAvgDP, ...) or "server" (CentralSubDP, central
         HiGradAvg): a trusted server adds the noise once, to the sum over the silos; one local step.
       view: "updates": whoever runs the server sees every silo's update; "average": only the sum over
@@ -152,7 +152,7 @@ def plan(
         weighting=weighting,
         silos_per_subject=most,
         minimum_silos=minimum,
-        delta=None if delta is None else check_plan_delta(delta, stats.n_subjects),
+        delta=None if delta is None else _checked_delta(delta, unit, stats),
         max_items_per_subject=cap,
         unit=unit,
         stats=stats,
@@ -255,6 +255,13 @@ def _check_combination(made: FederatedPlan) -> None:
         )
 
 
+def _checked_delta(delta: Any, unit: str, stats: SiloStats) -> float:
+    # One element may have items in several silos: how many there are in all is at least the most of one.
+    elements = None if stats.elements is None else max(one.n_elements for one in stats.elements)
+    number = number_protected(unit, stats.n_items, stats.n_subjects, elements)
+    return check_plan_delta(delta, unit, number)
+
+
 def _facts(
     i: int, sampling: Sampler, stats: SiloStats, algorithm: Algorithm | None, cap: int | None
 ) -> SamplingFacts:
@@ -264,7 +271,8 @@ def _facts(
             "with SiloStats.from_ids(subject_id, silo_id, element_id=element_id)."
         )
     try:
-        facts = facts_of(sampling, stats.silo(i), cap)
+        own = stats.silo(i)
+        facts = without_unused_sums(facts_of(sampling, own, cap), algorithm, own)
         # Where elements are not asked for, a silo always drops a subject's items above its k.
         drops = algorithm is not None and not algorithm.needs_elements
         return dataclasses.replace(facts, data_cap=facts.data_cap or drops)

@@ -39,7 +39,8 @@ def build_process(
 
     Args:
       model_fn: makes a `KerasSilo` (fast) or a `tff.learning.models.VariableModel` (item by item), anew
-        at every call; its input has x and y only.
+        at every call; its input has x and y only. Every run starts from the weights that it gives now,
+        drawn, set or loaded.
       plan: from `federated.plan(...)`.
       client_optimizer: takes the silo's noised steps; SGD(1.0) by default. Keras's SGD, Adam, Adagrad or
         RMSprop, or one of `tff.learning.optimizers`. Its state does not outlive a round.
@@ -77,23 +78,22 @@ def build_process(
             "view='average' counts on noises that add up, which holds for plain SGD in the silos only; "
             "use client_optimizer=SGD(...), and momentum or Adam at the server."
         )
-    factory = sum_factory or tff.aggregators.SumFactory()
-    server.check_sum_factory(plan, factory, in_silos)
     if id_key is not None and not callable(id_key):
         raise TypeError(
             f"id_key={id_key!r} must be a function from an array of ids to an array of ids, e.g. "
             "tf_subjectdp.federated.as_text."
         )
-    with silo_model.kept_keras_classes(), tf.Graph().as_default():
-        model = silo_model.made_by(model_fn)
-        penalised = bool(model.penalties())
-        input_spec = model.input_spec
-        specs = [
-            [tf.TensorSpec(v.shape, v.dtype) for v in group]
-            for group in (model.trainable_variables, model.non_trainable_variables)
-        ]
+    # Outside of any graph: in one, weights that are set or loaded never arrive at the variables.
+    model = silo_model.made_by(model_fn)
+    start = [
+        [v.numpy() for v in group]
+        for group in (model.trainable_variables, model.non_trainable_variables)
+    ]
+    factory = sum_factory or tff.aggregators.SumFactory()
+    size = sum(value.size for value in start[0])
+    noise_factor = server.rounding_factor(plan, factory, in_silos, size)
     weights_type = tff.types.to_type(
-        tff.learning.models.ModelWeights(*([_type_of(spec) for spec in group] for group in specs))
+        tff.learning.models.ModelWeights(*([_type_of(tf.constant(v)) for v in g] for g in start))
     )
     with silo_model.kept_keras_classes():
         parts, computations = _computations(
@@ -102,15 +102,17 @@ def build_process(
             client=in_silos,
             server_optimizer=at_server,
             sum_factory=factory,
+            noise_factor=noise_factor,
+            start=start,
             weights_type=weights_type,
-            input_spec=input_spec,
-            penalised=penalised,
+            input_spec=model.input_spec,
+            penalised=bool(model.penalties()),
             counts=counts,
         )
     return FederatedProcess(plan, parts, id_key, *computations, counts=counts)
 
 
-def _type_of(spec: tf.TensorSpec) -> tff.TensorType:
+def _type_of(spec: tf.TensorSpec | tf.Tensor) -> tff.TensorType:
     dtype = np.str_ if spec.dtype == tf.string else spec.dtype.as_numpy_dtype
     return tff.TensorType(dtype, spec.shape.as_list())
 
@@ -122,6 +124,8 @@ def _computations(
     client,
     server_optimizer,
     sum_factory,
+    noise_factor,
+    start,
     weights_type,
     input_spec,
     penalised,
@@ -153,14 +157,15 @@ def _computations(
 
     @tff.tensorflow.computation
     def initial_weights():
-        model = silo_model.made_by(model_fn)
-        return tff.learning.models.ModelWeights(
-            [tf.identity(v) for v in model.trainable_variables],
-            [tf.identity(v) for v in model.non_trainable_variables],
-        )
+        return tff.learning.models.ModelWeights(*([tf.constant(v) for v in g] for g in start))
 
     average = server.averaging(
-        plan, sum_factory, weights_type, model_fn if penalised else None, kernel=kernel
+        plan,
+        sum_factory,
+        weights_type,
+        model_fn if penalised else None,
+        kernel=kernel,
+        noise_factor=noise_factor,
     )
     finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
         server_optimizer, weights_type

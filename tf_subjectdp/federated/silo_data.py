@@ -15,12 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_subjectdp.federated.ids import id_array
-from tf_subjectdp.sampling import encode_ids
+from tf_subjectdp.sampling.grouping import encode_typed_ids
 from tf_subjectdp.sampling.pairs import encode_typed_elements, pair_codes
 
 _KEYS = ("x", "y", "subject_id")
 # All rows of a silo are one batch.
 _ALL_ROWS = 2**31 - 1
+_ID_ROWS = 2**16
 # What TFF sends to a worker in one message ends at 2 GB.
 _MOST_BYTES = 1.5 * 2**30
 
@@ -90,8 +91,8 @@ def silo_tensors(
     Returns:
       "x", "y": nests of tensors [n, ...] as in `input_spec`; "subject": int64 [n], people numbered from
       0 in the order of their first rows; with elements "element": int64 [n], the (subject, element) pairs
-      numbered from 0, and "element_dtype", what their ids were, "int64" or "string", None without rows:
-      for `check_rows`, it does not leave the silo.
+      numbered from 0. And "subject_dtype", "element_dtype": what their ids were, "int64" or "string",
+      None without rows: for checks, they do not leave the silo.
 
     Raises:
       ValueError, TypeError: other keys, batched rows, shapes or ids that do not fit.
@@ -111,16 +112,17 @@ def silo_tensors(
     rows = ids.shape[0] if ids.ndim else -1
     _check_size((x, y), name)
     parts = [_fitted(part, spec, rows, name) for part, spec in zip((x, y), input_spec, strict=True)]
-    codes = np.zeros(0, np.int64)
+    codes, dtype = np.zeros(0, np.int64), None
     if rows:
         try:
-            codes, _ = encode_ids(ids if id_key is None else id_array(id_key(ids)))
+            codes, _, dtype = encode_typed_ids(ids if id_key is None else id_array(id_key(ids)))
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"silo {name!r}: {error}") from None
     if codes.size != rows:
         raise ValueError(f"silo {name!r}: id_key returned {codes.size} ids for {rows} rows.")
     found = {"x": parts[0], "y": parts[1], "subject": tf.constant(codes, tf.int64)}
+    found["subject_dtype"] = dtype
     if elements:
         pairs, found["element_dtype"] = _pairs(codes, data["element_id"], name)
         found["element"] = tf.constant(pairs, tf.int64)
@@ -243,6 +245,38 @@ def _check_keys(found: Mapping, name: str, keys: Sequence[str]) -> None:
     )
 
 
+def id_columns(dataset: tf.data.Dataset, name: str) -> dict[str, np.ndarray]:
+    """The "subject_id" and, where there is one, the "element_id" of each row, [n]."""
+    spec = dataset.element_spec
+    if not isinstance(spec, Mapping) or "subject_id" not in spec:
+        raise TypeError(
+            f"the dataset of silo {name!r} has elements {spec}; they must be dicts with subject_id, the "
+            "person of the row."
+        )
+    keys = [key for key in ("subject_id", "element_id") if key in spec]
+    _check_rows_one_by_one(dataset, name, keys)
+    columns = dataset.map(lambda row: {key: row[key] for key in keys})
+    # TensorFlow fuses `map` and `batch`, and then hangs over a batch of `_ALL_ROWS`.
+    found = [{key: batch[key].numpy() for key in keys} for batch in columns.batch(_ID_ROWS)]
+    return {key: np.concatenate([part[key] for part in found] or [[]]) for key in keys}
+
+
+def _check_rows_one_by_one(dataset: tf.data.Dataset, name: str, keys: Sequence[str]) -> None:
+    """ValueError for a dataset without an end, or one whose ids are batched."""
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            f"the dataset of silo {name!r} never ends; leave out repeat(): a silo's rows are read once a "
+            "round, and the plan says how often they are drawn."
+        )
+    for key in keys:
+        shape = dataset.element_spec[key].shape
+        if shape.rank != 0:
+            raise ValueError(
+                f"the dataset of silo {name!r} has {key} of shape {shape}: it is batched. Pass it "
+                "unbatched (dataset.unbatch()): the plan says who is in a step."
+            )
+
+
 def _read(
     dataset: tf.data.Dataset, input_spec: Any, name: str, keys: Sequence[str]
 ) -> dict[str, Any]:
@@ -254,17 +288,7 @@ def _read(
             f"OrderedDict({_named(keys)})."
         )
     _check_keys(spec, name, keys)
-    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            f"the dataset of silo {name!r} never ends; leave out repeat(): a silo's rows are read once a "
-            "round, and the plan says how often they are drawn."
-        )
-    for key in keys[2:]:
-        if spec[key].shape.rank != 0:
-            raise ValueError(
-                f"the dataset of silo {name!r} has {key} of shape {spec[key].shape}: it is "
-                "batched. Pass it unbatched (dataset.unbatch()): the plan says who is in a step."
-            )
+    _check_rows_one_by_one(dataset, name, keys[2:])
     if type(dataset).__name__ == "_TensorSliceDataset" and hasattr(dataset, "_tensors"):
         # Straight from memory: to go through its rows one by one takes longer than a small step.
         found = tf.nest.pack_sequence_as(spec, list(dataset._tensors))

@@ -185,14 +185,23 @@ def made_by(model_fn: Callable[[], Any]) -> SiloModel:
 
     Raises:
       TypeError: `model_fn` is no function, or returns neither of the two kinds.
-      ValueError: it returns a model that was made before.
+      ValueError: it returns, or takes weights from, a model that was made before.
     """
     if not callable(model_fn):
         raise TypeError(
             f"model_fn is of type {type(model_fn).__name__}: pass a function without arguments that "
             "makes and returns a KerasSilo or a tff.learning.models.VariableModel."
         )
-    model = model_fn()
+    try:
+        model = model_fn()
+    except AttributeError as error:
+        if "_distribution_strategy" not in str(error):
+            raise
+        raise ValueError(
+            "model_fn uses a Keras model that was made before, which Keras does not allow in TFF's "
+            "graphs; take what is needed of it outside, weights = model.get_weights(), and in model_fn "
+            "make a model and call its set_weights(weights)."
+        ) from error
     if isinstance(model, tf.keras.Model):
         raise TypeError(
             "model_fn returned a Keras model; return tf_subjectdp.federated.KerasSilo(model, loss, "

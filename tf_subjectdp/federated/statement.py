@@ -8,7 +8,7 @@ from tf_subjectdp import accounting
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, within_silos
 from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import FederatedPlan, Spent
-from tf_subjectdp.plans import guarantee_of, rounded_up
+from tf_subjectdp.plans import divisor_of_counts, guarantee_of, rounded_up
 from tf_subjectdp.statement import fit_not_private, layout, not_covered
 
 _VIEWS = {
@@ -78,6 +78,7 @@ def federated_statement(
             True,
             plan.needs_elements and any(f.max_element_items is not None for f in plan.facts),
             [] if plan.algorithm is None else plan.algorithm.unpaid(),
+            any(divisor_of_counts(plan.algorithm, facts, None) for facts in plan.facts),
         )[:-1]
         + "; other runs on the same people's data, whose epsilons add up.",
     ]

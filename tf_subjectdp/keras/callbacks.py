@@ -152,7 +152,7 @@ class PrivacyScalars(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         plan = _plan_of(self)
-        delta = plan.delta or 1.0 / (10.0 * plan.stats.n_subjects)
+        delta = plan.stated_delta
         stride = -(-plan.steps // EPSILON_POINTS)
         points = [min(stride * (n + 1), plan.steps) for n in range(EPSILON_POINTS)]
         values = [plan.known_epsilon(delta, steps=steps) for steps in points]

@@ -3,21 +3,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
 import itertools
 import operator
+import threading
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from typing import BinaryIO
 
 # Small enough for the strings to stay in the processor's cache.
 _CHUNK_ROWS = 1 << 14
+# Whole rows in memory at a time: what stands beside the ids may be long texts.
+_HELD_ROWS = 64
 _SHOWN_COLUMNS = 20
+# The longest field, in characters: a text, an image. A longer one is a quote without its end, and would
+# be read into memory up to the end of the file.
+_LONGEST_FIELD = 1 << 27
 # What reading a compressed file raises when it is not whole.
 _DAMAGES = (EOFError, zlib.error, gzip.BadGzipFile)
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_MARKS = (
+    ("UTF-32", (b"\xff\xfe\0\0", b"\0\0\xfe\xff")),
+    ("UTF-16", (b"\xff\xfe", b"\xfe\xff")),
+)
 
 #: What to do about a row without an id, of a person or of a silo.
 NO_ID_REMEDY = (
@@ -31,30 +41,58 @@ def _text(stream: BinaryIO) -> io.TextIOWrapper:
     return io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
+class _LongFields:
+    """While it is entered, in however many threads, `csv` takes fields of `_LONGEST_FIELD`.
+
+    The limit is one of the process; that of before comes back with the last to leave.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = csv.field_size_limit(_LONGEST_FIELD)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                csv.field_size_limit(self._before)
+
+
+_long_fields = _LongFields()
+
+
 def _header_of(rows: Iterator[list[str]]) -> list[str]:
     for row in rows:
         if row:
-            if row[0].encode("utf-8", "surrogateescape").startswith(_UTF16_MARKS):
-                raise ValueError("the table is UTF-16 text: save it as UTF-8")
+            _check_encoding(",".join(row).encode("utf-8", "surrogateescape"))
             return row
     raise ValueError("the table is empty: it needs a header with the names of its columns")
 
 
-def _damaged(error: Exception) -> ValueError:
-    return ValueError(f"the compressed table is cut off or damaged: {error}")
+def _check_encoding(header: bytes) -> None:
+    """ValueError for a header of another encoding than UTF-8, by its name."""
+    for name, marks in _MARKS:
+        if header.startswith(marks):
+            raise ValueError(f"the table is {name} text: save it as UTF-8")
+    if b"\0" in header:
+        # In UTF-32 every delimiter has three zeros beside it, in UTF-16 one.
+        name = "UTF-32" if b"\0\0\0" in header else "UTF-16"
+        raise ValueError(
+            f"the table is {name} text without a byte order mark, or no text at all: save it as UTF-8"
+        )
 
 
 def header(stream: BinaryIO, delimiter: str) -> list[str]:
     """The names of the columns; leaves `stream` open, somewhere behind them."""
-    text = _text(stream)
-    try:
-        return _header_of(csv.reader(text, delimiter=delimiter))
-    except csv.Error as error:
-        raise ValueError(f"the header of the table cannot be read: {error}") from None
-    except _DAMAGES as error:
-        raise _damaged(error) from None
-    finally:
-        text.detach()
+    with _rows_of(stream, delimiter) as rows:
+        return _header_of(rows)
 
 
 def chunks(stream: BinaryIO, columns: Sequence[str], delimiter: str) -> Generator[list, None, None]:
@@ -63,24 +101,38 @@ def chunks(stream: BinaryIO, columns: Sequence[str], delimiter: str) -> Generato
     Raises:
       ValueError: see `stats_from_table`.
     """
-    text = _text(stream)
-    rows = csv.reader(text, delimiter=delimiter)
     done = 0
-    try:
+    with _rows_of(stream, delimiter) as rows:
         names = _header_of(rows)
         check_columns(names, columns)
         take = [operator.itemgetter(names.index(column)) for column in columns]
-        while held := list(itertools.islice(rows, _CHUNK_ROWS)):
+        found: list[list[str]] = [[] for _ in columns]
+        while held := list(itertools.islice(rows, _HELD_ROWS)):
             if set(map(len, held)) != {len(names)}:
                 held = list(_whole_rows(held, len(names), done))
-            yield [list(map(column, held)) for column in take]
+            for ids, column in zip(found, take, strict=True):
+                ids.extend(map(column, held))
             done += len(held)
+            if len(found[0]) >= _CHUNK_ROWS:
+                yield found
+                found = [[] for _ in columns]
+        yield found
+
+
+@contextlib.contextmanager
+def _rows_of(stream: BinaryIO, delimiter: str) -> Generator[Iterator[list[str]], None, None]:
+    """The lines of a table as lists of fields; leaves `stream` open, and says what is wrong."""
+    text = _text(stream)
+    rows = csv.reader(text, delimiter=delimiter)
+    try:
+        with _long_fields:
+            yield rows
     except csv.Error as error:
         raise ValueError(
             f"line {rows.line_num} of the table cannot be read: {error}; mend its quotes"
         ) from None
     except _DAMAGES as error:
-        raise _damaged(error) from None
+        raise ValueError(f"the compressed table is cut off or damaged: {error}") from None
     finally:
         text.detach()
 

@@ -10,8 +10,9 @@ would pay for it.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,6 +23,17 @@ _CHUNK_ROWS = 65_536
 
 # pandas marks a missing value with one of these; asking by name spares us importing pandas.
 _PANDAS_MISSING = ("NAType", "NaTType")
+
+# What a missing value becomes where somebody made text or whole numbers of a column: pandas and NumPy
+# write nan, None, NaT, <NA> and the smallest integers, pandas' categories -1, others the rest.
+_MISSING_WORDS = ("NA", "N/A", "#N/A", "#NA", "<NA>", "NaN", "NaT", "None", "Null", "(null)")
+_MISSING_WORDS += ("missing", "undefined", "unknown")
+_MISSING_NUMBERS = (-1, int(np.iinfo(np.int32).min), int(np.iinfo(np.int64).min))
+_MISSING_TEXTS = {form(word) for word in _MISSING_WORDS for form in (str, str.lower, str.upper)}
+_MISSING_TEXTS |= set(map(str, _MISSING_NUMBERS)) | {word.capitalize() for word in _MISSING_WORDS}
+_READS_MISSING = frozenset(
+    {*_MISSING_TEXTS, *_MISSING_NUMBERS, *(text.encode() for text in _MISSING_TEXTS)}
+)
 
 _REMEDY = (
     "Every row needs the id of the person it belongs to: drop such rows, or give each one an id "
@@ -49,23 +61,50 @@ def encode_ids(ids: Any) -> tuple[np.ndarray, int]:
       ValueError: no ids, an empty table, more than one dimension, or a missing id (None, NaN, NA,
         NaT, a masked entry, an empty or blank string); the first such row is named.
       TypeError: ids that are floats, booleans, dates or objects, or of more than one kind.
+
+    Warns:
+      UserWarning: an id that reads like a missing value, "nan", "None" or -1 say: all who have none would
+        be one subject.
     """
     codes, n_subjects, _ = encode_typed_ids(ids)
     return codes, n_subjects
 
 
-def encode_typed_ids(ids: Any) -> tuple[np.ndarray, int, str]:
-    """As `encode_ids`, and says what the ids were: "int64" or "string" (bytes are strings)."""
+def encode_typed_ids(ids: Any, of: str = "subject") -> tuple[np.ndarray, int, str]:
+    """As `encode_ids`, and says what the ids were: "int64" or "string" (bytes are strings).
+
+    `of` is what they are ids of, for warnings.
+    """
     array = _as_rows(ids)
     kind = array.dtype.kind
     if kind in "iu":
-        _, first, sorted_codes = np.unique(array, return_index=True, return_inverse=True)
+        values, first, sorted_codes = np.unique(array, return_index=True, return_inverse=True)
+        negative = set(values[values < 0].tolist())
+        if negative <= set(_MISSING_NUMBERS):  # else -1 is one number of many
+            note_missing(negative, f"the {of} ids have", of)
         by_appearance = np.empty(first.size, np.int64)
         by_appearance[np.argsort(first)] = np.arange(first.size)
         return by_appearance[sorted_codes.reshape(-1)], int(first.size), "int64"
     if kind not in "USOT":
         _refuse(array)
-    return _encode_objects(array)
+    return _encode_objects(array, of)
+
+
+def note_missing(ids: Set, found: str, of: str) -> None:
+    """Warns of ids that read like a missing value: as an id, each is one subject like any other.
+
+    Args:
+      ids: the distinct ids: strings, bytes or integers.
+      found: where they are, "the subject ids have" say.
+      of: what each of them counts as.
+    """
+    there = sorted(map(repr, ids & _READS_MISSING))
+    if there:
+        warnings.warn(
+            f"{found} {', '.join(there)}, which reads like a missing value and counts as one {of}; "
+            "drop those rows or give each an id of its own",
+            stacklevel=4,
+        )
 
 
 def count_items(codes: np.ndarray, n_subjects: int) -> np.ndarray:
@@ -186,7 +225,7 @@ def _chunks(array: np.ndarray) -> Iterator[list]:
         yield array[start : start + _CHUNK_ROWS].tolist()
 
 
-def _encode_objects(array: np.ndarray) -> tuple[np.ndarray, int, str]:
+def _encode_objects(array: np.ndarray, of: str) -> tuple[np.ndarray, int, str]:
     """Numbers strings, bytes or Python integers in the order in which they first appear."""
     codes = np.empty(array.size, np.int64)
     numbers: defaultdict = defaultdict()
@@ -202,6 +241,7 @@ def _encode_objects(array: np.ndarray) -> tuple[np.ndarray, int, str]:
         )
         start += len(chunk)
     kind = kinds.pop()
+    note_missing(numbers.keys(), f"the {of} ids have", of)
     if kind == "integer":
         return codes, len(numbers), "int64"
     if any(not key.strip() for key in numbers):

@@ -60,7 +60,7 @@ def encode_elements(element_id: Any, rows: int) -> np.ndarray:
 def encode_typed_elements(element_id: Any, rows: int) -> tuple[np.ndarray, str]:
     """As `encode_elements`, and says what the ids were: "int64" or "string" (bytes are strings)."""
     try:
-        codes, _, dtype = encode_typed_ids(element_id)
+        codes, _, dtype = encode_typed_ids(element_id, "element")
     except (ValueError, TypeError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         text = str(error).replace("subject id", "element id")

@@ -154,7 +154,7 @@ class PoissonItems(Sampler):
         return draw()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class PoissonSubjects(Sampler):
     """Every subject is in a step with probability p = expected_subjects / n_subjects.
 
@@ -175,6 +175,12 @@ class PoissonSubjects(Sampler):
         if self.max_items_per_subject is not None:
             bound = positive_int("max_items_per_subject", self.max_items_per_subject)
             object.__setattr__(self, "max_items_per_subject", bound)
+
+    def __repr__(self) -> str:
+        # Without a bound none is named: the data may have one, under the same name.
+        bound = self.max_items_per_subject
+        most = "" if bound is None else f", max_items_per_subject={bound}"
+        return f"PoissonSubjects(expected_subjects={self.expected_subjects}{most})"
 
     def _size(self) -> float:
         return self.expected_subjects

@@ -75,7 +75,7 @@ class SiloStats:
         """
         subjects, n_subjects, id_dtype = encode_typed_ids(subject_ids)
         try:
-            silos, n_silos, _ = encode_typed_ids(silo_ids)
+            silos, n_silos, _ = encode_typed_ids(silo_ids, "silo")
         except (ValueError, TypeError) as error:
             message = str(error).replace("subject ids", "silo ids").replace("subject id", "silo id")
             raise type(error)(message) from None

@@ -18,11 +18,11 @@ from __future__ import annotations
 import contextlib
 import gzip
 import importlib.util
+import io
 import os
 import sys
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, KeysView, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -30,6 +30,7 @@ import numpy as np
 
 from tf_subjectdp.sampling import _arrow_rows, _csv_rows
 from tf_subjectdp.sampling._csv_rows import NO_ID_REMEDY
+from tf_subjectdp.sampling.grouping import note_missing
 from tf_subjectdp.sampling.silos import SiloStats
 from tf_subjectdp.sampling.stats import SubjectStats
 
@@ -41,13 +42,11 @@ _SILO_BITS = 22
 _MOST_SILOS = 1 << _SILO_BITS
 # Rows are counted when this many have come together.
 _MERGE_AT = 1 << 20
-# What programs write for a missing value; in a CSV it may as well be a name, so it is only noted.
-_SUSPICIOUS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "none", "<NA>", "#N/A")
 _READERS = ("auto", "python", "pyarrow")
 
 
 def stats_from_table(
-    path: str | os.PathLike,
+    path: str | os.PathLike | BinaryIO,
     column: str,
     *,
     silo_column: str | None = None,
@@ -60,12 +59,14 @@ def stats_from_table(
     Memory follows the number of people, not of rows: about 200 bytes a person.
 
     Args:
-      path: a CSV file (also gzipped), a Parquet file, or "-" for a CSV on standard input.
+      path: a CSV file (also gzipped) or a Parquet file; a CSV opened for reading, from where it stands,
+        which is left open; or "-" for a CSV on standard input.
       column: name of the column with the subject ids.
       silo_column: name of the column that says which silo holds the row, or None.
       delimiter: what stands between the fields of a CSV: one character.
       progress: called with the rows read so far and the share of the file; None for silence.
-      reader: "pyarrow", "python" (for CSV), or "auto", which takes pyarrow where it is installed.
+      reader: "pyarrow", "python" (for CSV), or "auto", which takes pyarrow where it is installed; a CSV
+        that is opened already, or on standard input, is read by Python's.
 
     Returns:
       `SubjectStats`, or `SiloStats` with a silo column; equal to what `from_ids` gives for the ids.
@@ -93,18 +94,14 @@ def stats_from_table(
         raise ValueError(
             f"the subject and the silo are both in column {column!r}: name two columns"
         )
+    if hasattr(path, "read"):
+        return _count_stream(path, "the table", columns, delimiter, progress)
     if not os.fspath(path):
         raise ValueError("the path of the table is empty: pass a file, or '-' for standard input")
     if os.fspath(path) == "-":
         if sys.stdin is None:
             raise ValueError("standard input is closed: pass the path of the table")
-        stream = sys.stdin.buffer
-        start = stream.peek(4)[:4] if hasattr(stream, "peek") else b""
-        _refuse_archive(start, "standard input")
-        if start == b"PAR1":
-            raise ValueError("standard input is a Parquet file: pass its path")
-        pieces = _csv_rows.chunks(_unpacked(stream, start), columns, delimiter)
-        return _count(pieces, columns, _reporter(progress, lambda rows: None))
+        return _count_stream(sys.stdin, "standard input", columns, delimiter, progress)
     path = Path(path)
     with open(path, "rb") as raw:
         if not raw.seekable():
@@ -123,6 +120,27 @@ def stats_from_table(
             raw.seek(0)
         pieces = _csv_rows.chunks(_unpacked(raw, start), columns, delimiter)
         return _count(pieces, columns, report)
+
+
+def _count_stream(
+    stream: Any, name: str, columns: Sequence[str], delimiter: str, progress: Progress | None
+) -> SubjectStats | SiloStats:
+    """Counts a CSV that cannot be read twice."""
+    stream = getattr(stream, "buffer", stream)
+    if isinstance(stream, io.TextIOBase):
+        raise TypeError(f"{name} gives text: open it with mode 'rb', or pass its path")
+    wrapped = None if hasattr(stream, "peek") else io.BufferedReader(stream)
+    source = stream if wrapped is None else wrapped
+    try:
+        start = source.peek(4)[:4]
+        _refuse_archive(start, name)
+        if start == b"PAR1":
+            raise ValueError(f"{name} is a Parquet file: pass its path")
+        pieces = _csv_rows.chunks(_unpacked(source, start), columns, delimiter)
+        return _count(pieces, columns, _reporter(progress, lambda rows: None))
+    finally:
+        if wrapped is not None:
+            wrapped.detach()  # else it closes what was passed
 
 
 def _refuse_archive(start: bytes, name: str) -> None:
@@ -186,8 +204,10 @@ class _Numbers:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def keys(self) -> list[Any]:
-        return list(self._numbers)
+    @property
+    def ids(self) -> KeysView:
+        """The distinct ids."""
+        return self._numbers.keys()
 
     def encode(self, piece: Any, row: int) -> np.ndarray:
         """int64 codes of a piece: a list of ids, or a pair (distinct ids, index of each row)."""
@@ -252,9 +272,9 @@ def _count(
     if rows == 0:
         raise ValueError("the table has a header and no rows: there is nobody to count")
     for number in numbers:
-        _note_suspicious(number)
-    kind = "int64" if isinstance(numbers[0].keys()[0], int) else "string"
-    n_subjects, names = len(numbers[0]), [number.keys() for number in numbers[1:]]
+        note_missing(number.ids, f"column {number.column!r} has the id", "subject or silo")
+    kind = "int64" if isinstance(next(iter(numbers[0].ids)), int) else "string"
+    n_subjects, names = len(numbers[0]), [list(number.ids) for number in numbers[1:]]
     numbers.clear()  # the ids of the people are not needed any more
     keys, counts = pairs.merged()
     if len(columns) == 1:
@@ -297,14 +317,3 @@ class _Pairs:
         if self._fresh:
             self._merge()
         return self._keys, self._counts
-
-
-def _note_suspicious(numbers: _Numbers) -> None:
-    there = set(_SUSPICIOUS) & set(map(str, numbers._numbers.keys() & set(_SUSPICIOUS)))
-    if there:
-        names = ", ".join(repr(name) for name in sorted(there))
-        warnings.warn(
-            f"column {numbers.column!r} has the id {names}, which reads like a missing value and "
-            "counts as one subject or silo; drop those rows or give each an id of its own",
-            stacklevel=4,
-        )
