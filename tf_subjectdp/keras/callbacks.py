@@ -4,6 +4,7 @@
 Knows `PrivateModel` and its plan. Imports Keras, `trackers` and the plan's methods only.
 """
 
+import dataclasses
 import json
 import math
 import numbers
@@ -16,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_subjectdp.keras import compat
+from tf_subjectdp.keras.releases import Record
 from tf_subjectdp.keras.trackers import EPSILON_POINTS, NAMES
 from tf_subjectdp.plans import UNITS, Plan, rounded_up
 
@@ -48,7 +50,8 @@ def steps_within(epsilon_of: Callable[[int], float], budget: float, most: int) -
 class PrivacyBudget(tf.keras.callbacks.Callback):
     """Stops training before the next step would overspend a budget smaller than the plan's.
 
-    What elements fitted on the private data cost is part of it (`Plan.total_epsilon`).
+    What elements fitted on the private data cost is part of it (`Plan.total_epsilon`), and so is what
+    other runs released of the weights. Weights whose cost is not known are refused.
 
     Args:
       epsilon: the budget, above 0.
@@ -68,12 +71,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._allowed = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
+        self._allow()
         plan = _plan_of(self)
-        self._allowed = steps_within(
-            lambda steps: plan.known_epsilon(self.delta, unit=self.unit, steps=steps),
-            self.epsilon,
-            plan.steps,
-        )
         taken = self.model.optimizer.steps_at_new_pass
         if taken + self._per_call() > self._allowed:
             raise ValueError(
@@ -82,7 +81,32 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 "budget" + self._before(plan) + "."
             )
 
+    def _allow(self) -> None:
+        plan, releases = _plan_of(self), self.model.optimizer._releases.look()
+        self._counted = releases.version
+        if releases.unknown:
+            raise ValueError(
+                "some weights of this model come from elsewhere, and their cost is not known: no budget "
+                "can hold. Load them from a file that a PrivateModel saved, or, if they are fresh or "
+                "were trained on data that need no protection, wrap them with "
+                "PrivateModel(model, initial_weights='public')."
+            )
+        delta = plan.delta if self.delta is None else self.delta
+        if delta is None:
+            raise ValueError("this plan has no delta; say PrivacyBudget(..., delta=1e-5).")
+        self._allowed = steps_within(
+            lambda steps: releases.epsilon_in_all(delta=delta, unit=self.unit, steps=steps),
+            self.epsilon,
+            plan.steps,
+        )
+
     def _before(self, plan: Plan) -> str:
+        others = self.model.optimizer._releases.of_other_plans()
+        if others:
+            runs = ", ".join(
+                f"{run.steps} steps of {type(run.algorithm).__name__}" for run in others
+            )
+            return f"; other runs of these weights ({runs}) count too"
         if plan.algorithm.event_before(plan.unit) is None:
             return ""
         fit = plan.known_epsilon(self.delta, unit=self.unit, steps=0)
@@ -98,6 +122,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.model.optimizer._releases.look().version != self._counted:
+            self._allow()  # Other weights came in.
         # The next epoch may begin a new pass over shuffled data, and this one then counts whole.
         if self.model.optimizer.steps_at_new_pass + self._per_call() > self._allowed:
             self.model.stop_training = True
@@ -107,7 +133,8 @@ class PrivacyScalars(tf.keras.callbacks.Callback):
     """Adds epsilon so far to the progress bar, the history and TensorBoard's epoch scalars.
 
     The share of clipped terms (`clipped`) and the signal-to-noise ratio are shown always. Epsilon is
-    computed at 20 points of the plan and rounded up in between, so it is never too low.
+    computed at 20 points of the plan and rounded up in between, so it is never too low. Other runs of the
+    weights are part of it as they were when `fit` began; it is infinite where their cost is not known.
 
     Args:
       log_dir: also write the scalars per epoch here, under "privacy", for TensorBoard; None does not.
@@ -123,7 +150,8 @@ class PrivacyScalars(tf.keras.callbacks.Callback):
         delta = plan.delta or 1.0 / (10.0 * plan.stats.n_subjects)
         stride = -(-plan.steps // EPSILON_POINTS)
         points = [min(stride * (n + 1), plan.steps) for n in range(EPSILON_POINTS)]
-        values = [plan.known_epsilon(delta, steps=steps) for steps in points]
+        releases = self.model.optimizer._releases.look()
+        values = [releases.epsilon_in_all(delta=delta, steps=steps) for steps in points]
         # Rounded up to float32, which the progress bar shows.
         self.model._trackers.set_epsilons(stride, [value * (1.0 + 1e-6) for value in values])
         if self.log_dir is not None:
@@ -175,6 +203,7 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
         try:
             record = json.loads(self.path.read_text(encoding="utf-8"))
             steps, owner = int(record["steps"]), int(record["plan"])
+            released = Record.from_config(record["releases"]) if "releases" in record else None
             if steps < 0:
                 raise ValueError(f"steps={steps}")
         except (ValueError, KeyError, TypeError) as error:
@@ -187,6 +216,8 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
                 f"{self.path} belongs to another plan (algorithm, sampling or noise differ); use one "
                 "ledger a plan."
             )
+        if released is not None:
+            optimizer._releases.absorb(released)
         optimizer.count_lost_steps(steps)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -216,7 +247,16 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
 
     def _write(self, steps: int) -> None:
         self._reserved = steps
-        record = {"steps": steps, "plan": _plan_of(self).identity}
+        optimizer = self.model.optimizer
+        released = optimizer._releases.record
+        ahead = max(steps - optimizer.steps_taken, 0)
+        own = optimizer.own_run
+        released.add(optimizer._releases.name, dataclasses.replace(own, steps=own.steps + ahead))
+        record = {
+            "steps": steps,
+            "plan": _plan_of(self).identity,
+            "releases": released.get_config(),
+        }
         temporary = self.path.with_name(self.path.name + ".tmp")
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(record, file)
@@ -225,26 +265,21 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
         os.replace(temporary, self.path)
 
 
-class _KeepCount(tf.keras.callbacks.Callback):
-    """Undoes what a restored backup takes from the count: the steps since were released."""
+class _KnowWeights(tf.keras.callbacks.Callback):
+    """Makes the weights of an epoch's end known, which other callbacks may keep and put back."""
 
-    def __init__(self, steps: int):
-        super().__init__()
-        self._steps = steps
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.model.optimizer.count_lost_steps(self._steps)
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model._releases.look()
 
 
-def fit_callbacks(callbacks: list[Any], verbose: Any, steps_taken: int) -> list[Any]:
+def fit_callbacks(callbacks: list[Any], verbose: Any) -> list[Any]:
     """What `PrivateModel.fit` adds to the user's callbacks, to come after them.
 
     Args:
       callbacks: the user's.
       verbose: `fit`'s argument.
-      steps_taken: the count when `fit` begins.
     """
-    added: list[Any] = [_KeepCount(steps_taken)]
+    added: list[Any] = [_KnowWeights()]
     bar = tf.keras.callbacks.ProgbarLogger
     if not compat.KERAS_3 and verbose in ("auto", 1, True):
         if not any(isinstance(callback, bar) for callback in callbacks):

@@ -43,9 +43,20 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
     Args:
       keras_model: any `tf.keras.Model`; its own weights are trained.
       name: name of the wrapper.
+      initial_weights: "public" says that the weights of `keras_model` are fresh, or were trained on data
+        that need no protection; the statement then says that this is your word. None looks at them:
+        weights that this library trained, or that are as they were initialised, are recognised; of
+        others the statement says first that their cost is not known.
     """
 
-    def __init__(self, keras_model: Any, *, name: str | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        keras_model: Any,
+        *,
+        name: str | None = None,
+        initial_weights: str | None = None,
+        **kwargs: Any,
+    ):
         compat.require_model(keras_model)
         if isinstance(keras_model, PrivateModel):
             raise TypeError("keras_model is a PrivateModel already; wrap the plain model once.")
@@ -55,7 +66,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         kwargs.pop("dtype", None)
         super().__init__(name=name or f"private_{keras_model.name}", dtype="float32", **kwargs)
         self.inner_model = keras_model
-        self._releases = Releases(keras_model)
+        self._own_releases = Releases(initial_weights)
+        self._own_releases.watch(keras_model)
         self._item_loss: ItemLoss | None = None
         self._engine_choice: tuple[str | None, str] | None = None
         self._statistics = Statistics()
@@ -109,8 +121,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             )
         layers = compat.all_layers(self.inner_model)
         validation.check_batch_normalization(layers, optimizer.algorithm)
-        self._note_releases()
-        self._releases.hand_over(optimizer)
+        optimizer._releases.take_over(self._releases.look())
+        optimizer._releases.watch(self.inner_model)
         self._item_loss = ItemLoss(
             loss, loss_weights, getattr(self.inner_model, "output_names", None) or ()
         )
@@ -151,23 +163,26 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
                 "validation_data=(x, y) of other people."
             )
         fit_checks.check_dataset(x, optimizer)
+        self._releases.look()
         if optimizer.plan is not None:
             fit_checks.check_budget(x, optimizer, kwargs)
         self._prepare(x.element_spec)
         callbacks = _flat(kwargs.pop("callbacks", None))
         self._show_epsilon(callbacks)
         before = self._trackers.total_non_finite()
-        extra = fit_callbacks(callbacks, kwargs.get("verbose", "auto"), optimizer.steps_taken)
+        extra = fit_callbacks(callbacks, kwargs.get("verbose", "auto"))
         try:
             return super().fit(x, callbacks=[*callbacks, *extra], **kwargs)
         finally:
             optimizer._parts.restore()
-            self._note_releases()
+            self._releases.look()
             self._warn_non_finite(self._trackers.total_non_finite() - before)
 
-    def _note_releases(self) -> None:
-        if isinstance(getattr(self, "optimizer", None), DPOptimizer):
-            self._releases.record(self.optimizer)
+    @property
+    def _releases(self) -> Releases:
+        """What was released of the weights: the optimizer's record, or one's own before `compile`."""
+        optimizer = getattr(self, "optimizer", None)
+        return optimizer._releases if isinstance(optimizer, DPOptimizer) else self._own_releases
 
     def _optimizer(self) -> DPOptimizer:
         optimizer = getattr(self, "optimizer", None)
@@ -182,13 +197,16 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         x_spec, y_spec, _ = batches.split_element(element_spec)
         x_spec, y_spec = tf.nest.map_structure(batches.any_rows, (x_spec, y_spec))
         if not self.inner_model.built or not self.built:
+            self._releases.look()
             self(tf.nest.map_structure(batches.zero_row, x_spec))
+            self._releases.look(fresh=True)
         trainable = tuple(id(v) for v in self.trainable_variables)
         optimizer, layers = self._optimizer(), compat.all_layers(self.inner_model)
         validation.check_layers(self.inner_model)
         validation.check_batch_normalization(layers, optimizer.algorithm)
         if self._engine_choice is not None and self._checked_spec == (x_spec, y_spec, trainable):
             return
+        self._releases.look()
         if not trainable:
             raise ValueError("the model has no trainable weights; nothing can be trained.")
         self._statistics.written = validation.check_forward_pass(self.inner_model, x_spec)
@@ -275,7 +293,6 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             return super().train_on_batch(x, y, extras, **kwargs)
         finally:
             optimizer._parts.restore()
-            self._note_releases()
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Keras's own; a plan's batches are evaluated without their padding."""
@@ -319,11 +336,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         from tf_subjectdp.statement import optimizer_statement
 
         engine = self._engine_choice[1] if self._engine_choice else None
-        optimizer = self._optimizer()
-        others = self._releases.not_counted_in(optimizer)
-        return optimizer_statement(
-            optimizer, delta=delta, engine=engine, others=others, first=self._releases.remarks
-        )
+        return optimizer_statement(self._optimizer(), delta=delta, engine=engine)
 
     def _show_epsilon(self, callbacks: Any) -> None:
         wanted = any(isinstance(callback, PrivacyScalars) for callback in callbacks)

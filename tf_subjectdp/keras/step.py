@@ -171,6 +171,7 @@ def take_step(
         draw=people.draw,
         seeded=people.seeded,
         statistics=statistics,
+        layers=layers,
         factor=factor,
         counted=counted,
     )
