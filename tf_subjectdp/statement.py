@@ -169,9 +169,9 @@ def _earlier_sentence(run: Any, delta: float | None) -> str:
             + "".join(f" (NOT counted: {cost})" for cost in plan.algorithm.unpaid())
         )
     return (
-        f"BESIDE THIS: the same weights were trained for {steps} steps {spent}.{seeded} The figures compose: what "
-        "is promised in all is at most the sum of the epsilons at the sum of the deltas, for changes of "
-        "the data that both cover."
+        f"BESIDE THIS: the same weights were trained for {steps} steps {spent}.{seeded} The figures "
+        "compose: what is promised in all is at most the sum of the epsilons at the sum of the deltas, "
+        "for changes of the data that both cover."
     )
 
 

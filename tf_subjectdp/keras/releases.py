@@ -252,10 +252,9 @@ def _register(fingerprints: Iterable[str | None], record: Record) -> None:
 
 def register_file(config: dict[str, Any]) -> Record:
     """Makes the weights of a file (`Releases.file`) known; returns what was released of them."""
-    record = Record.from_config(config["record"])
-    _register(config["left"], record)
-    _register(config["untouched"], Record(remarks=record.remarks))
-    return record
+    for fingerprints, record in config["weights"]:
+        _register(fingerprints, Record.from_config(record))
+    return Record.from_config(config["record"])
 
 
 # -- whether weights are fresh ------------------------------------------------------------------------
@@ -306,7 +305,6 @@ class _Stepped:
 
     Attributes:
       variables: the weights.
-      start: what they were before the first step, one array a variable.
       left: float32 [places], what the last step left.
       met: float32 [_MET, 2, places], pairs (found, left) of steps that found something else.
       count: int64, how many such steps there were.
@@ -315,7 +313,6 @@ class _Stepped:
     def __init__(self, variables: Sequence[tf.Variable]):
         self.variables = list(variables)
         now = _sample(self.variables)
-        self.start = _split(now.numpy(), self.variables)
         given = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
         self.left = tf.Variable(now, **given)
         self.met = tf.Variable(tf.zeros([_MET, 2, now.shape[0]]), **given)
@@ -371,7 +368,9 @@ class Releases:
         self.owner: Any = None
         self._record = Record()
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        # By the variable's identity: its latest values, and those that were last written from outside.
         self._seen: dict[int, tuple[tf.Variable, np.ndarray]] = {}
+        self._given: dict[int, np.ndarray] = {}
         self._stepped: dict[tuple[int, ...], _Stepped] = {}
         self._layers: list[weakref.ref] = []
 
@@ -447,9 +446,10 @@ class Releases:
 
     # -- what is looked at ----------------------------------------------------------------------------
 
-    def watch(self, model: Any) -> None:
+    def watch(self, model: Any) -> "Releases":
         """Looks after all weights of a Keras model from now on."""
         self._models.add(model)
+        return self
 
     def stepped(self, variables: Sequence[Any], layers: Sequence[Any]) -> _Stepped:
         """What traced steps on `variables` have to tell; made, and looked at, once."""
@@ -474,11 +474,7 @@ class Releases:
         return self
 
     def _look(self, fresh: bool) -> None:
-        for steps in self._stepped.values():
-            met, lost = steps.what_steps_met()
-            self._resolve(met)
-            if lost:
-                self.remark(UNKNOWN)
+        self._ask_steps()
         # Several lists of weights may share some: the latest step of any of them counts.
         for steps in self._stepped.values():
             values = _values(steps.variables)
@@ -491,8 +487,7 @@ class Releases:
         for model in list(self._models):
             layers = compat.all_layers(model)
             self._look_at(compat.weights_of(layers), layers, fresh=fresh)
-        left, _ = self._fingerprints()
-        _register(left, self.record)
+        self._make_known()
 
     def accept(self) -> None:
         """Takes the weights as they are for the own steps' work: an average of them, for instance."""
@@ -517,6 +512,7 @@ class Releases:
         self.initial_weights = self.initial_weights or other.initial_weights
         self.absorb(other.record)
         self._seen.update(other._seen)
+        self._given.update({key: value for key, (_, value) in other._seen.items()})
 
     def _look_at(
         self, variables: Sequence[tf.Variable], layers: Sequence[Any], *, fresh: bool
@@ -525,9 +521,12 @@ class Releases:
         for variable, now in zip(variables, _values(variables), strict=True):
             _, before = self._seen.get(id(variable), (None, None))
             self._seen[id(variable)] = (variable, now)
+            if before is not None and _same(before, now):
+                continue
+            self._given[id(variable)] = now
             if before is None:
                 new.append((variable, now))
-            elif not _same(before, now):
+            else:
                 changed.append(now)
         self._resolve(changed)
         new = [variable for variable, now in new if not self._recognise(now)]
@@ -557,38 +556,40 @@ class Releases:
             if not self._recognise(value) and _fingerprint(value) is not None:
                 self.remark(UNKNOWN)
 
+    def _ask_steps(self) -> None:
+        """Looks up what the steps since the last time met instead of what they had left."""
+        for steps in self._stepped.values():
+            met, lost = steps.what_steps_met()
+            self._resolve(met)
+            if lost:
+                self.remark(UNKNOWN)
+
     def _make_known(self) -> None:
-        """Registers what the last steps left."""
+        """Registers what the own steps left last."""
+        self._ask_steps()
         record = self.record
         for steps in self._stepped.values():
-            pairs = zip(steps.last_left(), steps.start, strict=True)
-            _register(
-                [_fingerprint(left) for left, start in pairs if not _same(left, start)], record
-            )
+            pairs = zip(steps.variables, steps.last_left(), strict=True)
+            left = [now for variable, now in pairs if not _same(now, self._given[id(variable)])]
+            _register(map(_fingerprint, left), record)
 
     # -- files ----------------------------------------------------------------------------------------
 
-    def _fingerprints(self) -> tuple[list[str], list[str]]:
-        """Of the weights as they were last seen: those that a run left, and the others."""
-        moved = set()
-        for steps in self._stepped.values():
-            for variable, start in zip(steps.variables, steps.start, strict=True):
-                if not _same(start, self._seen[id(variable)][1]):
-                    moved.add(id(variable))
-        left, untouched = [], []
-        for key, (_, value) in self._seen.items():
+    def file(self) -> dict[str, Any]:
+        """What a saved file holds, JSON-able: all that was released, and of which weights what.
+
+        `register_file` reads it.
+        """
+        self.look()
+        record, untouched = self.record, Record(remarks=self.remarks)
+        groups: dict[int, tuple[Record, list[str]]] = {}
+        for _, value in self._seen.values():
             fingerprint = _fingerprint(value)
             if fingerprint is not None:
-                known = _KNOWN.get(fingerprint)
-                released = key in moved or (known is not None and known.runs)
-                (left if released else untouched).append(fingerprint)
-        return left, untouched
-
-    def file(self) -> dict[str, Any]:
-        """What a saved file holds, JSON-able; `register_file` reads it."""
-        self.look()
-        left, untouched = self._fingerprints()
-        return {"left": left, "untouched": untouched, "record": self.record.get_config()}
+                known = _KNOWN.get(fingerprint, untouched)
+                groups.setdefault(id(known), (known, []))[1].append(fingerprint)
+        weights = [[found, known.get_config()] for known, found in groups.values()]
+        return {"record": record.get_config(), "weights": weights}
 
 
 def _unpickled(initial_weights: str | None, config: dict[str, Any]) -> Releases:
