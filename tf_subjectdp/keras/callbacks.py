@@ -272,14 +272,26 @@ class _KnowWeights(tf.keras.callbacks.Callback):
         self.model._releases.look()
 
 
-def fit_callbacks(callbacks: list[Any], verbose: Any) -> list[Any]:
+class _KeepCount(tf.keras.callbacks.Callback):
+    """Undoes what a restored backup takes from the count: the steps since were released."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self._steps = steps
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.model.optimizer.count_lost_steps(self._steps)
+
+
+def fit_callbacks(callbacks: list[Any], verbose: Any, steps_taken: int) -> list[Any]:
     """What `PrivateModel.fit` adds to the user's callbacks, to come after them.
 
     Args:
       callbacks: the user's.
       verbose: `fit`'s argument.
+      steps_taken: the count when `fit` begins.
     """
-    added: list[Any] = [_KnowWeights()]
+    added: list[Any] = [_KnowWeights(), _KeepCount(steps_taken)]
     bar = tf.keras.callbacks.ProgbarLogger
     if not compat.KERAS_3 and verbose in ("auto", 1, True):
         if not any(isinstance(callback, bar) for callback in callbacks):

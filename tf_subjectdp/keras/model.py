@@ -121,7 +121,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             )
         layers = compat.all_layers(self.inner_model)
         validation.check_batch_normalization(layers, optimizer.algorithm)
-        optimizer._releases.take_over(self._releases.look())
+        optimizer._releases.take_over(self._releases)
         optimizer._releases.watch(self.inner_model)
         self._item_loss = ItemLoss(
             loss, loss_weights, getattr(self.inner_model, "output_names", None) or ()
@@ -170,7 +170,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         callbacks = _flat(kwargs.pop("callbacks", None))
         self._show_epsilon(callbacks)
         before = self._trackers.total_non_finite()
-        extra = fit_callbacks(callbacks, kwargs.get("verbose", "auto"))
+        extra = fit_callbacks(callbacks, kwargs.get("verbose", "auto"), optimizer.steps_taken)
         try:
             return super().fit(x, callbacks=[*callbacks, *extra], **kwargs)
         finally:

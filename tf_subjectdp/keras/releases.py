@@ -195,11 +195,11 @@ def _compose(plan: Plan, own: Guarantee, other: Plan, found: Guarantee, unit: st
 
 @functools.lru_cache(maxsize=4096)
 def _coordinates(shape: tuple[int, ...]) -> np.ndarray:
-    """The places that are looked at, int32 [places, rank]."""
+    """The places that are looked at, int64 [places, rank]."""
     size = math.prod(shape)
     count = min(_COORDINATES, size)
     flat = np.arange(count, dtype=np.int64) * size // count
-    return np.stack(np.unravel_index(flat, shape), axis=-1).astype(np.int32)
+    return np.stack(np.unravel_index(flat, shape), axis=-1)
 
 
 def _sample(variables: Sequence[tf.Variable]) -> tf.Tensor:
@@ -372,7 +372,6 @@ class Releases:
         self._seen: dict[int, tuple[tf.Variable, np.ndarray]] = {}
         self._given: dict[int, np.ndarray] = {}
         self._stepped: dict[tuple[int, ...], _Stepped] = {}
-        self._layers: list[weakref.ref] = []
 
     def __deepcopy__(self, memo: Any) -> "Releases":
         # A copy of an optimizer goes its own way: two runs, and what came before belongs to both.
@@ -456,7 +455,6 @@ class Releases:
         variables = [compat.raw(variable) for variable in variables]
         key = tuple(id(variable) for variable in variables)
         if key not in self._stepped:
-            self._layers += [weakref.ref(layer) for layer in layers]
             with tf.init_scope():
                 self._look_at(variables, layers, fresh=False)
                 self._stepped[key] = _Stepped(variables)
@@ -509,8 +507,9 @@ class Releases:
 
     def take_over(self, other: "Releases") -> None:
         """Goes on with weights that `other` has looked after."""
-        self.initial_weights = self.initial_weights or other.initial_weights
-        self.absorb(other.record)
+        word = self.initial_weights or other.initial_weights
+        self.initial_weights = other.initial_weights = word
+        self.absorb(other.look().record)
         self._seen.update(other._seen)
         self._given.update({key: value for key, (_, value) in other._seen.items()})
 
