@@ -297,6 +297,16 @@ def test_a_loop_of_ones_own_tells_too(box, plan):
     assert f"3 of 4 planned steps taken) {UNKNOWN}" in text
 
 
+class Scale(tf.keras.layers.Layer):
+    """A layer that keeps its initialiser to itself."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(name="scale", shape=[shape[-1]], initializer="uniform")
+
+    def call(self, inputs):
+        return tf.reduce_sum(inputs * self.scale, -1, keepdims=True)
+
+
 def test_weights_that_are_given_are_fresh_known_or_the_users_word(box, plan, tmp_path):
     fresh = compiled(box.net(), plan)
     assert "FROM ELSEWHERE" not in said(fresh) and "user's word" not in said(fresh)
@@ -304,12 +314,19 @@ def test_weights_that_are_given_are_fresh_known_or_the_users_word(box, plan, tmp
     trained.compile("sgd", "mse")
     trained.fit(box.x, box.y, verbose=0)
     assert leads_with_unknown(compiled(trained, plan))
-    nothing_to_tell_from = box.net(use_bias=False)
-    assert leads_with_unknown(compiled(nothing_to_tell_from, plan))
-    # What the library builds is fresh.
-    unbuilt = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
-    model = box.fitted(plan, unbuilt, take=1)
-    assert "FROM ELSEWHERE" not in said(model)
+    assert UNKNOWN not in said(compiled(box.net(use_bias=False), plan))
+    # Where no initialiser tells: given weights are not known, what the library builds is fresh.
+    layers = [tf.keras.layers.Input([3]), Scale()]
+    assert leads_with_unknown(compiled(tf.keras.Sequential(layers), plan))
+    assert UNKNOWN not in said(box.fitted(plan, tf.keras.Sequential([Scale()]), take=1))
+    # Fresh weights of another wrapper are known to be fresh.
+    other = compiled(box.net(), plan)
+    other(box.x), fresh(box.x)
+    fresh.set_weights(other.get_weights())
+    assert UNKNOWN not in said(fresh)
+    # A matrix that an initialiser brings is from somewhere.
+    matrix = tf.keras.initializers.Constant(np.arange(3.0)[:, np.newaxis])
+    assert leads_with_unknown(compiled(box.net(kernel_initializer=matrix), plan))
     public = sdp.PrivateModel(trained, initial_weights="public")
     public = compiled(public, plan)
     assert "WEIGHTS FROM" not in said(public)
@@ -321,23 +338,32 @@ def test_weights_that_are_given_are_fresh_known_or_the_users_word(box, plan, tmp
         sdp.PrivateModel(box.net(), initial_weights="mine")
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        lambda: tf.keras.layers.LSTM(2),
-        lambda: tf.keras.layers.GRU(2),
-        lambda: tf.keras.layers.Bidirectional(tf.keras.layers.LSTM(2)),
-        lambda: tf.keras.layers.LayerNormalization(),
-        lambda: tf.keras.layers.Conv1D(2, 2),
-        lambda: tf.keras.layers.Dense(2, bias_initializer=tf.keras.initializers.Constant(0.1)),
-    ],
-)
-def test_constants_tell_whether_weights_are_as_they_were_initialised(layer):
-    layers = [tf.keras.layers.Input([4, 3]), layer(), tf.keras.layers.Flatten()]
-    net = tf.keras.Sequential([*layers, tf.keras.layers.Dense(1, use_bias=False)])
+LAYERS = [
+    lambda: tf.keras.layers.LSTM(2),
+    lambda: tf.keras.layers.GRU(2),
+    lambda: tf.keras.layers.Bidirectional(tf.keras.layers.LSTM(2)),
+    lambda: tf.keras.layers.LayerNormalization(),
+    lambda: tf.keras.layers.BatchNormalization(),
+    lambda: tf.keras.layers.Conv1D(2, 2, use_bias=False),
+    lambda: tf.keras.layers.SeparableConv1D(2, 2, use_bias=False),
+    lambda: tf.keras.layers.Dense(2, bias_initializer=tf.keras.initializers.Constant(0.1)),
+    lambda: tf.keras.layers.Dense(2, kernel_initializer="orthogonal"),
+    lambda: tf.keras.layers.Dense(2, kernel_initializer="he_normal", use_bias=False),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_initialisers_tell_whether_weights_are_fresh(layer):
+    net = tf.keras.Sequential([tf.keras.layers.Input([4, 3]), layer()])
     assert not releases.Releases().watch(net).look().unknown
-    net.set_weights([weight + 0.01 for weight in net.get_weights()])
+    moved = [
+        value + np.linspace(0.1, 0.2, value.size).reshape(value.shape)
+        for value in net.get_weights()
+    ]
+    net.set_weights(moved)
     assert releases.Releases().watch(net).look().unknown
+    again = tf.keras.models.clone_model(net)
+    assert not releases.Releases().watch(again).look().unknown
 
 
 @pytest.mark.slow

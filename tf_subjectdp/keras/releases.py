@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import secrets
+import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -44,6 +45,8 @@ PUBLIC = (
 _COORDINATES = 8
 # Foreign weights that traced steps met and that Python has not looked up yet; more are not known.
 _MET = 16
+# Weights that are larger are not made a second time to see whether they are fresh.
+_REDRAWN, _REDRAWN_ORTHOGONAL = 2**24, 2**20
 
 
 # -- runs and their cost ------------------------------------------------------------------------------
@@ -261,36 +264,44 @@ def register_file(config: dict[str, Any]) -> Record:
 
 
 def _look_fresh(layers: Sequence[Any], variables: Sequence[tf.Variable]) -> bool | None:
-    """Whether what begins as a constant still has it; None if there is no such variable among these."""
-    unseen = {id(variable): variable for variable in variables}
-    told = None
+    """Whether weights are what their layers' initialisers made; None if nothing can be told.
+
+    Keras's initialisers give the same values each time that they are called.
+    """
+    unseen, told = {id(variable) for variable in variables}, None
     for layer in layers:
         for name, initializer in list(vars(layer).items()):
             if not name.endswith("_initializer"):
                 continue
-            variable = compat.raw(getattr(layer, name.removesuffix("_initializer"), None))
-            value = _constant(initializer)
-            if value is None or id(variable) not in unseen:
-                continue
-            begins = np.full(variable.shape, value)
-            if name == "bias_initializer" and getattr(layer, "unit_forget_bias", False):
-                begins[..., layer.units : 2 * layer.units] = 1.0
-            if not np.array_equal(variable.numpy(), begins.astype(variable.dtype.as_numpy_dtype)):
-                return False
-            told = True
-    if told is None and any(_fingerprint(s) is None for s in _values(variables)):
-        return True
+            stem = name.removesuffix("_initializer")
+            for attribute in (stem, f"{stem}_kernel"):
+                variable = compat.raw(getattr(layer, attribute, None))
+                if id(variable) in unseen:
+                    fresh = _is_initial(layer, initializer, variable)
+                    if fresh is False:
+                        return False
+                    told = told or fresh
+    if told is None and any(_fingerprint(value) is None for value in _values(variables)):
+        return True  # A constant has learned nothing.
     return told
 
 
-def _constant(initializer: Any) -> float | None:
-    kinds = tf.keras.initializers
-    if isinstance(initializer, kinds.Constant):
-        value = initializer.value
-        return float(value) if np.ndim(value) == 0 else None
-    if isinstance(initializer, kinds.Zeros):
-        return 0.0
-    return 1.0 if isinstance(initializer, kinds.Ones) else None
+def _is_initial(layer: Any, initializer: Any, variable: tf.Variable) -> bool | None:
+    kinds, random = tf.keras.initializers, type(getattr(initializer, "seed", None))
+    if isinstance(initializer, kinds.Constant) and np.ndim(initializer.value) > 0:
+        return False  # A matrix from somewhere.
+    most = _REDRAWN_ORTHOGONAL if isinstance(initializer, kinds.Orthogonal) else _REDRAWN
+    of_keras = type(initializer).__module__.split(".")[0] == "keras"
+    if not of_keras or random not in (int, type(None)) or variable.shape.num_elements() > most:
+        return None
+    with warnings.catch_warnings(), tf.device(variable.device):
+        warnings.simplefilter("ignore")  # that the values will be the same
+        initial = np.array(initializer(tuple(variable.shape), dtype=variable.dtype.name))
+    if initializer is vars(layer).get("bias_initializer"):
+        if getattr(layer, "unit_forget_bias", False):
+            initial[..., layer.units : 2 * layer.units] = 1.0
+    now, initial = (np.asarray(value, np.float64) for value in (variable.numpy(), initial))
+    return bool(np.allclose(now, initial, rtol=1e-5, atol=1e-30))
 
 
 def _values(variables: Sequence[tf.Variable]) -> list[np.ndarray]:
@@ -529,14 +540,18 @@ class Releases:
                 changed.append(now)
         self._resolve(changed)
         new = [variable for variable, now in new if not self._recognise(now)]
-        if not any(_fingerprint(self._seen[id(variable)][1]) for variable in new):
+        found = [_fingerprint(self._seen[id(variable)][1]) for variable in new]
+        if not any(found):
             return
         if self.initial_weights == "public":
             self.remark(PUBLIC)
+            _register(found, Record(remarks=[PUBLIC]))
+            return
+        looks = _look_fresh(layers, new)
+        if looks or (looks is None and fresh):
+            _register(found, Record())
         else:
-            looks = _look_fresh(layers, new)
-            if looks is False or (looks is None and not fresh):
-                self.remark(UNKNOWN)
+            self.remark(UNKNOWN)
 
     def _recognise(self, value: np.ndarray) -> bool:
         fingerprint = _fingerprint(value)
