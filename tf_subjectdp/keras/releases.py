@@ -254,7 +254,17 @@ def _register(fingerprints: Iterable[str | None], record: Record) -> None:
 
 
 def register_file(config: dict[str, Any]) -> Record:
-    """Makes the weights of a file (`Releases.file`) known; returns what was released of them."""
+    """Makes the weights of a file (`Releases.file`) known; returns what was released of them.
+
+    Raises:
+      ValueError: a file that does not say so.
+    """
+    if not isinstance(config, dict) or not {"record", "weights"} <= set(config):
+        raise ValueError(
+            "this file was saved by an earlier version, or not by this library: what was released of its "
+            "weights cannot be read. Load its inner model's weights into a new PrivateModel, whose "
+            "statement then says that their cost is not known."
+        )
     for fingerprints, record in config["weights"]:
         _register(fingerprints, Record.from_config(record))
     return Record.from_config(config["record"])
@@ -330,6 +340,7 @@ class _Stepped:
         self.count = tf.Variable(0, dtype=tf.int64, **given)
         self.looked_up = 0
 
+    @tf.autograph.experimental.do_not_convert
     def before_step(self) -> None:
         """Notes weights that are not those which the step before has left."""
         now, left = _sample(self.variables), tf.identity(self.left)
@@ -340,6 +351,7 @@ class _Stepped:
         self.met.scatter_update(tf.IndexedSlices(pair[tf.newaxis], place))
         self.count.assign_add(tf.cast(foreign, tf.int64))
 
+    @tf.autograph.experimental.do_not_convert
     def after_step(self) -> None:
         self.left.assign(_sample(self.variables))
 
@@ -461,6 +473,7 @@ class Releases:
         self._models.add(model)
         return self
 
+    @tf.autograph.experimental.do_not_convert
     def stepped(self, variables: Sequence[Any], layers: Sequence[Any]) -> _Stepped:
         """What traced steps on `variables` have to tell; made, and looked at, once."""
         variables = [compat.raw(variable) for variable in variables]

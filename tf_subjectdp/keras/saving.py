@@ -101,5 +101,5 @@ class SavesPrivacyState:
         if not isinstance(inner, tf.keras.Model):
             inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects=custom_objects)
         # The weights come later, and are then recognised.
-        register_file(config.pop("releases"))
+        register_file(config.pop("releases", None))
         return cls(inner, **config)
