@@ -203,6 +203,28 @@ def test_costs_compose_over_several_runs_and_never_twice(box, giver, loud, quiet
     assert twin.optimizer.steps_taken == 6
 
 
+def test_only_promises_about_the_same_change_of_the_data_compose(box):
+    def run(plan):
+        return releases.Run(plan, plan.algorithm, plan.noise_multiplier, plan.steps)
+
+    def total(plan, *others, unit="subject"):
+        return releases.epsilon_in_all(plan, 4, [run(o) for o in others], delta=1e-3, unit=unit)
+
+    plan, anything = box.plan(), box.plan(sdp.UserLDP(1.0), noise_multiplier=9.0)
+    fixed = [box.plan(a(1.0), sdp.FixedSize(15)) for a in (sdp.HiGradAvg, sdp.ItemDP)]
+    both = accounting.compose([(plan.event, 1), (anything.event, 1)])
+    assert total(plan, anything) == pytest.approx(accounting.epsilon(both, delta=1e-3), rel=1e-3)
+    # Adding a person is not replacing one; without noise, or without a plan, there is no figure.
+    assert total(plan, fixed[0]) == total(anything, plan) == np.inf
+    assert total(plan, box.plan(noise_multiplier=0.0)) == np.inf
+    unplanned = releases.Run(None, plan.algorithm, 1.0, 3)
+    assert releases.epsilon_in_all(plan, 4, [unplanned], delta=1e-3) == np.inf
+    # Where no engine does both, the shares of each add up at parts of delta.
+    found = total(*fixed, unit="item")
+    halves = [p.epsilon(5e-4, unit="item") for p in fixed]
+    assert max(p.epsilon(1e-3, unit="item") for p in fixed) < found <= sum(halves) * 1.001
+
+
 def test_budgets_scalars_and_ledgers_count_what_weights_brought(box, giver, loud, quiet, tmp_path):
     def receiver():
         model = compiled(box.net(), quiet)

@@ -552,7 +552,8 @@ class Releases:
             else:
                 changed.append(now)
         self._resolve(changed)
-        new = [variable for variable, now in new if not self._recognise(now)]
+        known = self._recognise([now for _, now in new])
+        new = [variable for (variable, _), found in zip(new, known, strict=True) if not found]
         found = [_fingerprint(self._seen[id(variable)][1]) for variable in new]
         if not any(found):
             return
@@ -566,21 +567,20 @@ class Releases:
         else:
             self.remark(UNKNOWN)
 
-    def _recognise(self, value: np.ndarray) -> bool:
-        fingerprint = _fingerprint(value)
-        if fingerprint is None:
-            return False
-        if fingerprint not in _KNOWN:
+    def _recognise(self, values: Sequence[np.ndarray]) -> list[bool]:
+        """Adds what is known of these values; says of which of them something is."""
+        fingerprints = [_fingerprint(value) for value in values]
+        if any(found is not None and found not in _KNOWN for found in fingerprints):
             for training in list(_TRAINING):
                 training._make_known()
-        known = _KNOWN.get(fingerprint)
-        if known is not None:
-            self.absorb(known)
-        return known is not None
+        records = {id(r): r for r in map(_KNOWN.get, fingerprints) if r is not None}
+        for record in records.values():
+            self.absorb(record)
+        return [found in _KNOWN for found in fingerprints]
 
-    def _resolve(self, values: Iterable[np.ndarray]) -> None:
-        for value in values:
-            if not self._recognise(value) and _fingerprint(value) is not None:
+    def _resolve(self, values: Sequence[np.ndarray]) -> None:
+        for value, known in zip(values, self._recognise(values), strict=True):
+            if not known and _fingerprint(value) is not None:
                 self.remark(UNKNOWN)
 
     def _ask_steps(self) -> None:
