@@ -105,26 +105,59 @@ def optimizer_statement(
     *,
     delta: float | None = None,
     engine: str | None = None,
-    others: Sequence[tuple[Plan | None, int]] = (),
-    first: Sequence[str] = (),
 ) -> str:
     """The statement of a `DPOptimizer`; without a plan it cannot state an epsilon.
+
+    It covers whatever the weights that the optimizer trains have brought with them.
 
     Args:
       optimizer: the optimizer.
       delta: None takes the plan's, or a tenth of 1 / the units that it protects.
       engine: how the sums were computed, for the technical lines.
-      others: (plan, steps) of everything released of the same weights under other plans.
-      first: what must be said before the figures, since they do not cover it.
     """
-    earlier = layout([_earlier_sentence(plan, steps, delta) for plan, steps in others])
-    statement = _own_statement(optimizer, delta, engine, first)
-    return "\n\n".join(part for part in (statement, earlier) if part)
+    releases = optimizer._releases.look()
+    others = releases.of_other_plans()
+    paragraphs = [_own_statement(optimizer, delta, engine, releases.remarks)]
+    paragraphs += [layout([_earlier_sentence(run, delta)]) for run in others]
+    of_plan = int(releases.of_this_plan()[0])
+    if of_plan:
+        paragraphs.append(
+            layout(
+                [
+                    f"Of these {optimizer.steps_taken} steps {of_plan} were taken before, by another "
+                    "optimizer or in another process, whose weights came in. The figures count them."
+                ]
+            )
+        )
+    if others and optimizer.plan is not None:
+        paragraphs.append(layout([_in_all(optimizer, _delta(optimizer.plan, delta))]))
+    return "\n\n".join(paragraphs)
 
 
-def _earlier_sentence(plan: Plan | None, steps: int, delta: float | None) -> str:
+def _in_all(optimizer: Any, delta: float) -> str:
+    """One figure for all runs, where there is one."""
+    plan = optimizer.plan
+    total = optimizer._releases.epsilon_in_all(delta=delta)
+    if math.isfinite(total):
+        return (
+            f"IN ALL: this run and those beside it, composed: epsilon per {plan.unit} = "
+            f"{rounded_up(total)} at delta = {delta:g}, for "
+            f"{plan.guarantee(plan.unit).adjacency}."
+        )
+    return (
+        f"IN ALL: no figure per {plan.unit}: some of it has no known or finite cost, or is promised for "
+        "another change of the data."
+    )
+
+
+def _earlier_sentence(run: Any, delta: float | None) -> str:
+    plan, steps = run.plan, run.steps
+    seeded = "" if not run.seeded else f" NOT PRIVATE: {run.seeded} of them were drawn with a seed."
     if plan is None:
-        spent = "without a plan, so no epsilon can be stated for them"
+        spent = (
+            f"without a plan ({type(run.algorithm).__name__}, noise multiplier "
+            f"{run.noise_multiplier:.6g}), so no epsilon can be stated for them"
+        )
     else:
         delta = _delta(plan, delta)
         before = plan.algorithm.event_before(plan.unit)
@@ -137,9 +170,9 @@ def _earlier_sentence(plan: Plan | None, steps: int, delta: float | None) -> str
             + "".join(f" (NOT counted: {cost})" for cost in plan.algorithm.unpaid())
         )
     return (
-        f"BESIDE THIS: the same model was trained for {steps} steps {spent}. The figures compose: what "
-        "is promised in all is at most the sum of the epsilons at the sum of the deltas, for changes of "
-        "the data that both cover."
+        f"BESIDE THIS: the same weights were trained for {steps} steps {spent}.{seeded} The figures "
+        "compose: what is promised in all is at most the sum of the epsilons at the sum of the deltas, "
+        "for changes of the data that both cover."
     )
 
 

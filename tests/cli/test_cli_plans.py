@@ -7,6 +7,7 @@ import pytest
 
 import tf_subjectdp as sdp
 from tf_subjectdp.cli import main
+from tf_subjectdp.keras.releases import Record, Run
 from tf_subjectdp.statement import privacy_statement
 
 WORDS = (
@@ -120,6 +121,17 @@ def test_a_ledger_says_the_steps_of_its_plan(capsys, tmp_path):
     out = run(capsys, "statement", "--plan", plan_file, "--ledger", ledger)
     assert out.startswith(privacy_statement(expected_plan(), steps=70))
     assert "reserved" in out
+    other = expected_plan(noise_multiplier=9.0)
+    run_of_other = Run(other, other.algorithm, other.noise_multiplier, 9)
+    released = Record([("a", run_of_other)], ["WEIGHTS FROM ELSEWHERE"]).get_config()
+    config = {"steps": 70, "plan": expected_plan().identity, "releases": released}
+    ledger.write_text(json.dumps(config))
+    out = run(capsys, "statement", "--plan", plan_file, "--ledger", ledger)
+    begins = " ".join(out.split("Per subject")[0].split())
+    assert "WEIGHTS FROM ELSEWHERE NOT COUNTED HERE: 9 steps of another run" in begins
+    ledger.write_text(json.dumps({**config, "releases": {"runs": 3}}))
+    assert main(["statement", "--plan", str(plan_file), "--ledger", str(ledger)]) == 2
+    assert "is no ledger" in capsys.readouterr().err
     ledger.write_text(json.dumps({"steps": 70, "plan": 123}))
     assert main(["statement", "--plan", str(plan_file), "--ledger", str(ledger)]) == 2
     assert "belongs to another plan" in capsys.readouterr().err

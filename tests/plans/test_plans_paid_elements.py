@@ -11,6 +11,7 @@ from scipy import optimize, stats
 import tf_subjectdp as sdp
 from tf_subjectdp import accounting
 from tf_subjectdp.elements import HashElements, KMeansElements
+from tf_subjectdp.keras.releases import Record, Run
 from tf_subjectdp.plans import rounded_up
 from tf_subjectdp.statement import optimizer_statement, privacy_statement
 
@@ -121,13 +122,9 @@ def test_the_plans_epsilon_and_noise_are_the_trainings_alone():
 def spent_by(budget, plan):
     """The steps of a plan that a budget allows."""
 
-    class Optimizer:
-        steps_at_new_pass = steps_taken = 0
-
     class Model:
-        optimizer, steps_per_execution = Optimizer(), 1
+        optimizer, steps_per_execution = plan.optimizer("sgd"), 1
 
-    Optimizer.plan = plan
     budget.set_model(Model())
     budget.on_train_begin()
     return budget._allowed
@@ -173,29 +170,31 @@ def test_without_a_known_cost_there_is_no_total(elements, open_cost):
 
 
 def test_an_optimizer_without_a_plan_says_where_its_elements_come_from():
-    class Bare:
-        plan, steps_taken, noise_multiplier, divisor = None, 3, 1.0, 10.0
-
     for elements, told in ((PAID, PAID.provenance), (None, UNPAID)):
-        Bare.algorithm = sdp.ElementDP(0.5, elements=elements)
-        assert told in flat(optimizer_statement(Bare()))
+        algorithm = sdp.ElementDP(0.5, elements=elements)
+        optimizer = sdp.DPOptimizer("sgd", algorithm, noise_multiplier=1.0, divisor=10.0)
+        assert told in flat(optimizer_statement(optimizer))
 
 
 def test_what_another_run_spent_includes_the_fit_of_its_elements():
     plan = make()
 
-    class Now:
-        steps_taken, steps_drawn_with_seed = 0, 0
+    def after(other, now):
+        optimizer = now.optimizer("sgd")
+        run = Run(other, other.algorithm, other.noise_multiplier, STEPS)
+        optimizer._releases.absorb(Record([("another", run)]))
+        return flat(optimizer_statement(optimizer))
 
-    Now.plan = make(HashElements(3))
-    text = flat(optimizer_statement(Now(), others=[(plan, STEPS)]))
+    now = make(HashElements(3))
+    text = after(plan, now)
     total = rounded_up(plan.guarantee("element").epsilon(STEPS, DELTA, PAID.element_event))
     assert f"spent epsilon {total} at delta = 1e-05 per element, together with the fit" in text
-    unknown = flat(optimizer_statement(Now(), others=[(make("Old topics."), STEPS)]))
+    # The elements of one map are not those of another.
+    assert "IN ALL: no figure per element" in text
+    unknown = after(make("Old topics."), now)
     assert f"(NOT counted: {UNPAID})" in unknown.split("BESIDE THIS")[1]
-    text = flat(optimizer_statement(Now(), others=[(Now.plan, STEPS)]))
-    assert f"spent epsilon {rounded_up(plan.epsilon())} at" in text
-    assert "together with the fit" not in text
+    text = after(make(HashElements(3), noise_multiplier=3.0), now)
+    assert "together with the fit" not in text and "IN ALL: this run" in text
 
 
 def test_a_run_is_an_event_for_any_unit():

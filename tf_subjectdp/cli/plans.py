@@ -93,7 +93,8 @@ def statement(arguments: argparse.Namespace) -> Result:
         made, _ = _planned(arguments)
     steps, source = _steps_taken(arguments, made)
     planned = arguments.steps_taken is None and arguments.ledger is None
-    text = privacy_statement(made, steps=steps, delta=arguments.delta, planned=planned)
+    first = _beside(arguments, made)
+    text = privacy_statement(made, steps=steps, delta=arguments.delta, planned=planned, first=first)
     if steps > made.steps:
         warnings.warn(
             f"{steps} steps are more than the {made.steps} of the plan: its promise does not hold.",
@@ -362,6 +363,27 @@ def _read_json(path: str) -> Any:
             return json.load(file)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} is no JSON file: {error}") from None
+
+
+def _beside(arguments: argparse.Namespace, made: Plan) -> list[str]:
+    """What a ledger knows of its weights that the steps of the plan do not say."""
+    if arguments.ledger is None:
+        return []
+    try:
+        released = _read_json(arguments.ledger).get("releases", {"runs": {}, "remarks": []})
+        first = [str(remark) for remark in released["remarks"]]
+        for run in released["runs"].values():
+            plan = None if run["plan"] is None else Plan.from_config(run["plan"])
+            if plan is None or plan.identity != made.identity:
+                first.append(
+                    f"NOT COUNTED HERE: {int(run['steps'])} steps of another run of the same weights "
+                    f"({run['algorithm']['name']}, noise multiplier {run['noise_multiplier']:g}); the "
+                    "statement of the model itself composes all runs."
+                )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        name = os.fspath(arguments.ledger)
+        raise UsageError(f"{name} is no ledger of a PrivacyLedger ({error})") from None
+    return first
 
 
 def _steps_taken(arguments: argparse.Namespace, made: Plan) -> tuple[int, str]:

@@ -5,6 +5,7 @@ said of callbacks that look at the data.
 Knows `PrivateModel` and its plan. Imports Keras, `trackers` and the plan's methods only.
 """
 
+import dataclasses
 import json
 import logging
 import math
@@ -19,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_subjectdp.keras import compat
+from tf_subjectdp.keras.releases import Record
 from tf_subjectdp.keras.trackers import EPSILON_POINTS
 from tf_subjectdp.plans import UNITS, Plan, rounded_up
 
@@ -67,7 +69,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
     """Stops training before the next step would overspend a budget smaller than the plan's, and says so
     in the log of "tf_subjectdp" when training ends.
 
-    What elements fitted on the private data cost is part of it (`Plan.total_epsilon`).
+    What elements fitted on the private data cost is part of it (`Plan.total_epsilon`), and so is what
+    other runs released of the weights. Weights whose cost is not known are refused.
 
     Args:
       epsilon: the budget, above 0.
@@ -91,13 +94,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._allowed = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
+        self._allow()
         plan = _plan_of(self)
         self.stopped = None
-        self._allowed = steps_within(
-            lambda steps: plan.known_epsilon(self.delta, unit=self.unit, steps=steps),
-            self.epsilon,
-            plan.steps,
-        )
         taken = self.model.optimizer.steps_at_new_pass
         if taken + steps_per_call(self.model) > self._allowed:
             raise ValueError(
@@ -106,7 +105,32 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
                 "budget" + self._before(plan) + "."
             )
 
+    def _allow(self) -> None:
+        plan, releases = _plan_of(self), self.model.optimizer._releases.look()
+        self._counted = releases.version
+        if releases.unknown:
+            raise ValueError(
+                "some weights of this model come from elsewhere, and their cost is not known: no budget "
+                "can hold. Load them from a file that a PrivateModel saved, or, if they are fresh or "
+                "were trained on data that need no protection, wrap them with "
+                "PrivateModel(model, initial_weights='public')."
+            )
+        delta = plan.delta if self.delta is None else self.delta
+        if delta is None:
+            raise ValueError("this plan has no delta; say PrivacyBudget(..., delta=1e-5).")
+        self._allowed = steps_within(
+            lambda steps: releases.epsilon_in_all(delta=delta, unit=self.unit, steps=steps),
+            self.epsilon,
+            plan.steps,
+        )
+
     def _before(self, plan: Plan) -> str:
+        others = self.model.optimizer._releases.of_other_plans()
+        if others:
+            runs = ", ".join(
+                f"{run.steps} steps of {type(run.algorithm).__name__}" for run in others
+            )
+            return f"; other runs of these weights ({runs}) count too"
         if plan.algorithm.event_before(plan.unit) is None:
             return ""
         fit = plan.known_epsilon(self.delta, unit=self.unit, steps=0)
@@ -116,6 +140,8 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._stop_at(self.model.optimizer.steps_taken)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.model.optimizer._releases.look().version != self._counted:
+            self._allow()  # Other weights came in.
         # The next epoch may begin a new pass over shuffled data, and this one then counts whole.
         self._stop_at(self.model.optimizer.steps_at_new_pass)
 
@@ -138,7 +164,8 @@ class PrivacyScalars(tf.keras.callbacks.Callback):
     """Adds epsilon so far to the progress bar, the history and what TensorBoard's callback writes.
 
     The share of clipped terms (`clipped`) and the signal-to-noise ratio are shown always. Epsilon is
-    computed at 20 points of the plan and rounded up in between, so it is never too low.
+    computed at 20 points of the plan and rounded up in between, so it is never too low. Other runs of the
+    weights are part of it as they were when `fit` began; it is infinite where their cost is not known.
 
     Args:
       log_dir: also write epsilon per epoch here, under "privacy", for TensorBoard; None does not. The
@@ -155,7 +182,8 @@ class PrivacyScalars(tf.keras.callbacks.Callback):
         delta = plan.stated_delta
         stride = -(-plan.steps // EPSILON_POINTS)
         points = [min(stride * (n + 1), plan.steps) for n in range(EPSILON_POINTS)]
-        values = [plan.known_epsilon(delta, steps=steps) for steps in points]
+        releases = self.model.optimizer._releases.look()
+        values = [releases.epsilon_in_all(delta=delta, steps=steps) for steps in points]
         # Rounded up to float32, which the progress bar shows.
         self.model._trackers.set_epsilons(stride, [value * (1.0 + 1e-6) for value in values])
         if self.log_dir is not None:
@@ -245,6 +273,7 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
         try:
             record = json.loads(self.path.read_text(encoding="utf-8"))
             steps, owner = int(record["steps"]), int(record["plan"])
+            released = Record.from_config(record["releases"]) if "releases" in record else None
             if steps < 0:
                 raise ValueError(f"steps={steps}")
         except (ValueError, KeyError, TypeError) as error:
@@ -257,6 +286,8 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
                 f"{self.path} belongs to another plan (algorithm, sampling or noise differ); use one "
                 "ledger a plan."
             )
+        if released is not None:
+            optimizer._releases.absorb(released)
         optimizer.count_lost_steps(steps)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -282,13 +313,29 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
 
     def _write(self, steps: int) -> None:
         self._reserved = steps
-        record = {"steps": steps, "plan": _plan_of(self).identity}
+        optimizer = self.model.optimizer
+        released = optimizer._releases.record
+        ahead = max(steps - optimizer.steps_taken, 0)
+        own = optimizer.own_run
+        released.add(optimizer._releases.name, dataclasses.replace(own, steps=own.steps + ahead))
+        record = {
+            "steps": steps,
+            "plan": _plan_of(self).identity,
+            "releases": released.get_config(),
+        }
         temporary = self.path.with_name(self.path.name + ".tmp")
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(record, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self.path)
+
+
+class _KnowWeights(tf.keras.callbacks.Callback):
+    """Makes the weights of an epoch's end known, which other callbacks may keep and put back."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model._releases.look()
 
 
 class _KeepCount(tf.keras.callbacks.Callback):
@@ -338,7 +385,7 @@ def fit_callbacks(
       verbose: `fit`'s argument.
       steps_taken, last, whole_calls: of `_KeepCount`.
     """
-    added: list[Any] = [_KeepCount(steps_taken, last, whole_calls)]
+    added: list[Any] = [_KnowWeights(), _KeepCount(steps_taken, last, whole_calls)]
     bar = tf.keras.callbacks.ProgbarLogger
     if not compat.KERAS_3 and verbose in ("auto", 1, True):
         if not any(isinstance(callback, bar) for callback in callbacks):

@@ -18,6 +18,7 @@ __all__ = [
     "require_model",
     "require_optimizer",
     "seed_handles",
+    "weights_of",
 ]
 
 KERAS_3 = not str(getattr(tf.keras, "__version__", "2")).startswith("2")
@@ -53,6 +54,22 @@ def all_layers(model: Any) -> list[Any]:
     theirs; none for None."""
     models = [] if model is None else model if isinstance(model, (list, tuple)) else [model]
     found = {id(layer): layer for each in models for layer in each._flatten_layers()}
+    return list(found.values())
+
+
+def weights_of(layers: Any) -> list[tf.Variable]:
+    """All floating-point variables of layers, also of models that are not built; none of a layer that
+    prepares data (`adapt`)."""
+    lists = ("_trainable_variables", "_non_trainable_variables")
+    if not KERAS_3:
+        lists = ("_trainable_weights", "_non_trainable_weights")
+    found = {}
+    for layer in layers:
+        if hasattr(layer, "adapt"):
+            continue
+        for variable in (raw(v) for name in lists for v in getattr(layer, name, ())):
+            if variable.dtype.is_floating and variable.shape.num_elements():
+                found[id(variable)] = variable
     return list(found.values())
 
 

@@ -44,13 +44,24 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
     Args:
       keras_model: any `tf.keras.Model`; its own weights are trained.
       name: name of the wrapper.
+      initial_weights: "public" says that the weights of `keras_model` are fresh, or were trained on data
+        that need no protection; the statement then says that this is your word. None looks at them:
+        weights that this library trained, or that are as they were initialised, are recognised; of
+        others the statement says first that their cost is not known.
 
     Raises:
       ValueError: a model that mixes the items of a batch, that was made for several replicas, or whose
         own `train_step`, `compute_loss`, `test_step`, ... would not be called (`predict_step` is).
     """
 
-    def __init__(self, keras_model: Any, *, name: str | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        keras_model: Any,
+        *,
+        name: str | None = None,
+        initial_weights: str | None = None,
+        **kwargs: Any,
+    ):
         compat.require_model(keras_model)
         if isinstance(keras_model, PrivateModel):
             raise TypeError("keras_model is a PrivateModel already; wrap the plain model once.")
@@ -62,7 +73,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         kwargs.pop("dtype", None)
         super().__init__(name=name or f"private_{keras_model.name}", dtype="float32", **kwargs)
         self.inner_model = keras_model
-        self._releases = Releases(keras_model)
+        self._own_releases = Releases(initial_weights)
+        self._own_releases.watch(keras_model)
         self._item_loss: ItemLoss | None = None
         self._engine_choice: tuple[str | None, str] | None = None
         self._statistics = Statistics()
@@ -109,8 +121,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         validation.check_replicas(self)
         layers = compat.all_layers(self.inner_model)
         validation.check_batch_normalization(layers, optimizer.algorithm)
-        self._note_releases()
-        self._releases.hand_over(optimizer)
+        optimizer._releases.take_over(self._releases)
+        optimizer._releases.watch(self.inner_model)
         self._item_loss = ItemLoss(loss, loss_weights, self.output_names or ())
         if compat.KERAS_3 and isinstance(loss, Mapping) and isinstance(loss_weights, Mapping):
             # Keras 3 takes no weights for some of the losses.
@@ -161,6 +173,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
                 "validation_data=(x, y) of other people."
             )
         fit_checks.check_dataset(x, optimizer)
+        self._releases.look()
         length, last = None, None
         if optimizer.plan is not None:
             length = fit_checks.check_budget(x, optimizer, kwargs)
@@ -188,12 +201,14 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             for ledger in opened:
                 ledger.close()
             optimizer._parts.restore()
-            self._note_releases()
+            self._releases.look()
             self._warn_non_finite(self._trackers.total_non_finite() - before)
 
-    def _note_releases(self) -> None:
-        if isinstance(getattr(self, "optimizer", None), DPOptimizer):
-            self._releases.record(self.optimizer)
+    @property
+    def _releases(self) -> Releases:
+        """What was released of the weights: the optimizer's record, or one's own before `compile`."""
+        optimizer = getattr(self, "optimizer", None)
+        return optimizer._releases if isinstance(optimizer, DPOptimizer) else self._own_releases
 
     def _optimizer(self) -> DPOptimizer:
         optimizer = getattr(self, "optimizer", None)
@@ -209,13 +224,16 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         x_spec, y_spec, _ = batches.split_element(element_spec)
         x_spec, y_spec = tf.nest.map_structure(batches.any_rows, (x_spec, y_spec))
         if not self.inner_model.built or not self.built:
+            self._releases.look()
             self(tf.nest.map_structure(batches.zero_row, x_spec))
+            self._releases.look(fresh=True)
         trainable = tuple(id(v) for v in self.trainable_variables)
         optimizer, layers = self._optimizer(), compat.all_layers(self.inner_model)
         validation.check_layers(self.inner_model)
         validation.check_batch_normalization(layers, optimizer.algorithm)
         if self._engine_choice is not None and self._checked_spec == (x_spec, y_spec, trainable):
             return
+        self._releases.look()
         if not trainable:
             raise ValueError("the model has no trainable weights; nothing can be trained.")
         self._statistics.written = validation.check_forward_pass(self.inner_model, x_spec)
@@ -300,7 +318,6 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             return super().train_on_batch(x, y, extras, **kwargs)
         finally:
             optimizer._parts.restore()
-            self._note_releases()
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any) -> Any:
         """As in Keras; also `test_on_batch(*batch)` with a batch of `plan.dataset`."""
@@ -386,11 +403,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         from tf_subjectdp.statement import optimizer_statement
 
         engine = self._engine_choice[1] if self._engine_choice else None
-        optimizer = self._optimizer()
-        others = self._releases.not_counted_in(optimizer)
-        return optimizer_statement(
-            optimizer, delta=delta, engine=engine, others=others, first=self._releases.remarks
-        )
+        return optimizer_statement(self._optimizer(), delta=delta, engine=engine)
 
     def _show_epsilon(self, callbacks: Any) -> None:
         wanted = any(isinstance(callback, PrivacyScalars) for callback in callbacks)

@@ -56,6 +56,8 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
       engine: `EngineOptions`, or its fields as a dict.
       weight_radius: None, or the radius of an L2 ball around 0 into which all weights are scaled after
         each update (the projection of Asi et al., Algorithm 1).
+      initial_weights: "public" says that the weights which it begins with are fresh, or were trained
+        on data that need no protection; see `PrivateModel`.
       name: name of the optimizer.
     """
 
@@ -69,6 +71,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         plan: Plan | None = None,
         engine: EngineOptions | dict | None = None,
         weight_radius: float | None = None,
+        initial_weights: str | None = None,
         name: str = "DPOptimizer",
         **kwargs: Any,
     ):
@@ -114,7 +117,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         self._plan = plan
         self.engine = _engine_options(engine)
         self._engine_said = ""
-        self._make_counters()
+        self._make_counters(initial_weights)
 
     # Read-only: what the statement says must be what the steps did.
 
@@ -151,6 +154,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         draw: Draw | None,
         seeded: tf.Tensor,
         statistics: Sequence[Any] = (),
+        layers: Sequence[Any] = (),
         factor: tf.Tensor | None = None,
         counted: list[Any] | None = None,
     ) -> None:
@@ -159,11 +163,14 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         For `private_step` alone, which has clipped. Args: `total`, float32 tensors shaped as
         `variables`; what all of it waits for; the noise's fresh seed; gradients free of data that are
         added after the division; which draw the batch is; whether it was drawn with a seed; moving
-        statistics, whose changes come last in `total`; what multiplies the noised sum, if anything.
+        statistics, whose changes come last in `total`; the model's layers; what multiplies the noised
+        sum, if anything.
         """
         variables = list(variables)
         with tf.init_scope():
             self.build(variables)
+        written = self._releases.stepped([*variables, *(v for v, _ in statistics)], layers)
+        written.before_step()
         if counted is None:
             counted = self._count(after, draw, seeded)
         # The sums wait for the count. The noise does not: it can be made beside the batch's gradients.
@@ -184,6 +191,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             self.inner.apply_gradients(list(zip(gradients, variables, strict=True)))
             if self._weight_radius is not None:
                 after_update.project(variables, self._weight_radius)
+            written.after_step()
 
     def _count(self, after: Sequence[Any], draw: Draw | None, seeded: tf.Tensor) -> list[Any]:
         with tf.control_dependencies(after):
@@ -285,7 +293,9 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         self._built = True
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        self._releases.look()
         self.inner.finalize_variable_values(var_list)
+        self._releases.accept()
 
     def get_config(self) -> dict[str, Any]:
         config = {
@@ -294,6 +304,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             "inner": tf.keras.utils.serialize_keras_object(self.inner),
             "engine": dataclasses.asdict(self.engine),
             "weight_radius": self._weight_radius,
+            "initial_weights": self._releases.initial_weights,
         }
         if self.plan is not None:
             return {**config, "plan": self.plan.get_config()}

@@ -1,80 +1,614 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was ever released of a model: steps by plan, kept with the model rather than the optimizer.
+"""What was ever released of weights: runs of private steps, kept with the weights themselves.
 
-Knows plans and `DPOptimizer`'s count. Compiling again, loading without `compile`, or wrapping the same
-Keras model a second time makes a new optimizer whose count is 0; the steps were released all the same.
+Every noised step moves every coordinate of every weight by fresh continuous noise. A few coordinates
+of a variable therefore say which step of which run left it: no other step of any run left the same.
+`Releases` compares the weights at hand with what its own steps left; what something else has written
+is looked up among all that this process left or read from a file. Found, its cost is known and is
+added; not found, every statement of these weights leads with that. However weights are brought in
+(a file, a checkpoint, `set_weights`, a copy, a layer of another model, Keras's own `fit`), they are
+recognised by their values.
 """
 
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import secrets
+import warnings
 import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
+from tf_subjectdp import accounting
+from tf_subjectdp.algorithms import Algorithm, Guarantee, algorithm_from_config
+from tf_subjectdp.algorithms.base import CHANGE_ANYTHING
+from tf_subjectdp.keras import compat
 from tf_subjectdp.plans import Plan
 
-# By the wrapped Keras model: a second PrivateModel around it finds what the first one released.
-_OF_MODEL: "weakref.WeakKeyDictionary[Any, list[Releases]]" = weakref.WeakKeyDictionary()
+UNKNOWN = (
+    "WEIGHTS FROM ELSEWHERE, whose cost is not known: some weights of this model were written by "
+    "something else than the private steps that are counted here, and are not those of a run that is "
+    "known. If people's data went into them, the figures below do not cover it, and may not be taken "
+    "for the cost of the model."
+)
+PUBLIC = (
+    "The weights that the training began with are fresh, or were trained on data that need no "
+    'protection: this is the user\'s word (initial_weights="public").'
+)
+
+# Coordinates of a variable that are looked at.
+_COORDINATES = 8
+# Foreign weights that traced steps met and that Python has not looked up yet; more are not known.
+_MET = 16
+# Weights that are larger are not made a second time to see whether they are fresh.
+_REDRAWN, _REDRAWN_ORTHOGONAL = 2**24, 2**20
+
+
+# -- runs and their cost ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Steps that one optimizer released in one process.
+
+    Attributes:
+      plan: the plan; None where the sampling was the user's word.
+      algorithm, noise_multiplier: the plan's, or the optimizer's.
+      steps: noised sums released.
+      seeded: how many of them were drawn with a seed.
+    """
+
+    plan: Plan | None
+    algorithm: Algorithm
+    noise_multiplier: float
+    steps: int
+    seeded: int = 0
+
+    @functools.cached_property
+    def identity(self) -> Any:
+        """Equal for runs that differ in their length alone, whose steps may be added up."""
+        if self.plan is not None:
+            return self.plan.identity
+        return json.dumps([self.algorithm.get_config(), self.noise_multiplier], sort_keys=True)
+
+    def counted(self) -> np.ndarray:
+        """int64 [2]: steps, where an epoch of shuffled data that was begun counts whole; seeded ones."""
+        length = 1
+        if self.plan is not None:
+            length = self.plan.guarantee(self.plan.unit).steps_per_event
+        return np.array([-(-self.steps // length) * length, self.seeded], np.int64)
+
+    def merged(self, other: "Run") -> "Run":
+        """The later state of the same run."""
+        longer = max(
+            (run.plan for run in (self, other)), key=lambda plan: plan.steps if plan else 0
+        )
+        steps, seeded = max(self.steps, other.steps), max(self.seeded, other.seeded)
+        return dataclasses.replace(self, plan=longer, steps=steps, seeded=seeded)
+
+    def get_config(self) -> dict[str, Any]:
+        """JSON-able; `from_config` is the inverse."""
+        return {
+            "plan": None if self.plan is None else self.plan.get_config(),
+            "algorithm": self.algorithm.get_config(),
+            "noise_multiplier": self.noise_multiplier,
+            "steps": int(self.steps),
+            "seeded": int(self.seeded),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Run":
+        plan = None if config["plan"] is None else Plan.from_config(config["plan"])
+        algorithm = plan.algorithm if plan else algorithm_from_config(config["algorithm"])
+        noise = float(config["noise_multiplier"])
+        return cls(plan, algorithm, noise, int(config["steps"]), int(config["seeded"]))
+
+
+class Record:
+    """Runs by their random names, and what every statement must say before its figures."""
+
+    def __init__(self, runs: Iterable[tuple[str, Run]] = (), remarks: Iterable[str] = ()):
+        self.runs: dict[str, Run] = {}
+        self.remarks: dict[str, None] = dict.fromkeys(remarks)
+        for name, run in runs:
+            self.add(name, run)
+
+    def add(self, name: str, run: Run) -> None:
+        if run.steps > 0:
+            before = self.runs.get(name)
+            self.runs[name] = run if before is None else before.merged(run)
+
+    def absorb(self, other: "Record") -> None:
+        """Adds what `other` has; the same run with fewer steps adds nothing."""
+        for name, run in other.runs.items():
+            self.add(name, run)
+        self.remarks.update(other.remarks)
+
+    def get_config(self) -> dict[str, Any]:
+        """JSON-able; `from_config` is the inverse."""
+        runs = {name: run.get_config() for name, run in self.runs.items()}
+        return {"runs": runs, "remarks": list(self.remarks)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Record":
+        runs = [(name, Run.from_config(run)) for name, run in config["runs"].items()]
+        return cls(runs, config["remarks"])
+
+
+def epsilon_in_all(
+    plan: Plan, steps: int, others: Sequence[Run], *, delta: float, unit: str | None = None
+) -> float:
+    """Epsilon of `steps` steps of a plan and of other runs together, for the adjacency of the plan.
+
+    Composed exactly. As in `Plan.known_epsilon` the fit of elements counts where it is known.
+
+    Returns:
+      An upper bound; infinity where a run has no figure for this unit and change of the data.
+    """
+    unit = plan.unit if unit is None else unit
+    own = plan.guarantee(unit)
+    beside = _before(plan, unit)
+    for run in others:
+        found = None if run.plan is None else _guarantee(run.plan, unit)
+        if found is None or not _compose(plan, own, run.plan, found, unit):
+            return math.inf
+        times = found.times(run.steps)
+        event = min(found.events, key=lambda event: accounting.epsilon(event, times, delta=delta))
+        beside += [(event, times), *_before(run.plan, unit)]
+    return own.epsilon(steps, delta, accounting.compose(beside) if beside else None)
+
+
+def _guarantee(plan: Plan, unit: str) -> Guarantee | None:
+    try:
+        return plan.guarantee(unit)
+    except ValueError:  # nothing is proven for this unit
+        return None
+
+
+def _before(plan: Plan, unit: str) -> list[tuple[Any, int]]:
+    event = None if plan.algorithm.unpaid() else plan.algorithm.event_before(unit)
+    return [] if event is None else [(event, 1)]
+
+
+def _compose(plan: Plan, own: Guarantee, other: Plan, found: Guarantee, unit: str) -> bool:
+    """Whether two promises are about the same change of the data."""
+    if unit == "element" and plan.algorithm.get_config() != other.algorithm.get_config():
+        return False  # An element of one map is no element of the other.
+    return own.adjacency == found.adjacency or found.adjacency == CHANGE_ANYTHING
+
+
+# -- how weights are recognised -----------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def _coordinates(shape: tuple[int, ...]) -> np.ndarray:
+    """The places that are looked at, int64 [places, rank]."""
+    size = math.prod(shape)
+    count = min(_COORDINATES, size)
+    flat = np.arange(count, dtype=np.int64) * size // count
+    return np.stack(np.unravel_index(flat, shape), axis=-1)
+
+
+def _sample(variables: Sequence[tf.Variable]) -> tf.Tensor:
+    """A few coordinates of each variable, one after the other, float32 [places in all]."""
+    parts = []
+    for variable in variables:
+        if variable.shape.rank == 0:
+            part = tf.reshape(variable, [1])
+        else:
+            part = variable.gather_nd(_coordinates(tuple(variable.shape)))
+        parts.append(part if part.dtype == tf.float32 else tf.cast(part, tf.float32))
+    return tf.concat(parts, 0)
+
+
+def _split(sample: np.ndarray, variables: Sequence[tf.Variable]) -> list[np.ndarray]:
+    sizes = [min(_COORDINATES, variable.shape.num_elements()) for variable in variables]
+    return np.split(sample, np.cumsum(sizes)[:-1])
+
+
+def _same(left: np.ndarray, right: np.ndarray) -> bool:
+    return bool(np.array_equal(left, right, equal_nan=True))
+
+
+def _fingerprint(sample: np.ndarray) -> str | None:
+    """What tells these values from all others; None for a constant, which nothing was learned into."""
+    if np.isnan(sample).any() or (sample == sample[0]).all():
+        if sample.size > 1 or np.isnan(sample[0]) or sample[0] in (0.0, 1.0):
+            return None
+    return hashlib.blake2b(sample.tobytes(), digest_size=10).hexdigest()
+
+
+# By fingerprint: everything released of weights that this process left behind or read from a file.
+_KNOWN: dict[str, Record] = {}
+# Those who train: what their latest steps left is made known when somebody has to look it up.
+_TRAINING: "weakref.WeakSet[Releases]" = weakref.WeakSet()
+
+
+def _register(fingerprints: Iterable[str | None], record: Record) -> None:
+    for fingerprint in fingerprints:
+        if fingerprint is None:
+            continue
+        before = _KNOWN.get(fingerprint)
+        if before is None or before is record:
+            _KNOWN[fingerprint] = record
+        else:
+            both = Record(before.runs.items(), before.remarks)
+            both.absorb(record)
+            _KNOWN[fingerprint] = both
+
+
+def register_file(config: dict[str, Any]) -> Record:
+    """Makes the weights of a file (`Releases.file`) known; returns what was released of them.
+
+    Raises:
+      ValueError: a file that does not say so.
+    """
+    if not isinstance(config, dict) or not {"record", "weights"} <= set(config):
+        raise ValueError(
+            "this file was saved by an earlier version, or not by this library: what was released of its "
+            "weights cannot be read. Load its inner model's weights into a new PrivateModel, whose "
+            "statement then says that their cost is not known."
+        )
+    for fingerprints, record in config["weights"]:
+        _register(fingerprints, Record.from_config(record))
+    return Record.from_config(config["record"])
+
+
+# -- whether weights are fresh ------------------------------------------------------------------------
+
+
+def _look_fresh(layers: Sequence[Any], variables: Sequence[tf.Variable]) -> bool | None:
+    """Whether weights are what their layers' initialisers made; None if nothing can be told.
+
+    Keras's initialisers give the same values each time that they are called.
+    """
+    unseen, told = {id(variable) for variable in variables}, None
+    for layer in layers:
+        for name, initializer in list(vars(layer).items()):
+            if not name.endswith("_initializer"):
+                continue
+            stem = name.removesuffix("_initializer")
+            for attribute in (stem, f"{stem}_kernel"):
+                variable = compat.raw(getattr(layer, attribute, None))
+                if id(variable) in unseen:
+                    fresh = _is_initial(layer, initializer, variable)
+                    if fresh is False:
+                        return False
+                    told = told or fresh
+    if told is None and any(_fingerprint(value) is None for value in _values(variables)):
+        return True  # A constant has learned nothing.
+    return told
+
+
+def _is_initial(layer: Any, initializer: Any, variable: tf.Variable) -> bool | None:
+    kinds, random = tf.keras.initializers, type(getattr(initializer, "seed", None))
+    if isinstance(initializer, kinds.Constant) and np.ndim(initializer.value) > 0:
+        return False  # A matrix from somewhere.
+    most = _REDRAWN_ORTHOGONAL if isinstance(initializer, kinds.Orthogonal) else _REDRAWN
+    of_keras = type(initializer).__module__.split(".")[0] == "keras"
+    if not of_keras or random not in (int, type(None)) or variable.shape.num_elements() > most:
+        return None
+    with warnings.catch_warnings(), tf.device(variable.device):
+        warnings.simplefilter("ignore")  # that the values will be the same
+        initial = np.array(initializer(tuple(variable.shape), dtype=variable.dtype.name))
+    if initializer is vars(layer).get("bias_initializer"):
+        if getattr(layer, "unit_forget_bias", False):
+            initial[..., layer.units : 2 * layer.units] = 1.0
+    now, initial = (np.asarray(value, np.float64) for value in (variable.numpy(), initial))
+    return bool(np.allclose(now, initial, rtol=1e-5, atol=1e-30))
+
+
+def _values(variables: Sequence[tf.Variable]) -> list[np.ndarray]:
+    return _split(_sample(variables).numpy(), variables) if variables else []
+
+
+# -- the weights at hand ------------------------------------------------------------------------------
+
+
+class _Stepped:
+    """Weights that traced steps write, with what the last step left and what later ones met instead.
+
+    Attributes:
+      variables: the weights.
+      left: float32 [places], what the last step left.
+      met: float32 [_MET, 2, places], pairs (found, left) of steps that found something else.
+      count: int64, how many such steps there were.
+    """
+
+    def __init__(self, variables: Sequence[tf.Variable]):
+        self.variables = list(variables)
+        now = _sample(self.variables)
+        given = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
+        self.left = tf.Variable(now, **given)
+        self.met = tf.Variable(tf.zeros([_MET, 2, now.shape[0]]), **given)
+        self.count = tf.Variable(0, dtype=tf.int64, **given)
+        self.looked_up = 0
+
+    @tf.autograph.experimental.do_not_convert
+    def before_step(self) -> None:
+        """Notes weights that are not those which the step before has left."""
+        now, left = _sample(self.variables), tf.identity(self.left)
+        # The last part: what is no number differs from itself.
+        foreign = tf.reduce_any(tf.not_equal(now, left) & tf.equal(now, now))
+        place = tf.reshape(self.count % _MET, [1])
+        pair = tf.stack([now, left])
+        self.met.scatter_update(tf.IndexedSlices(pair[tf.newaxis], place))
+        self.count.assign_add(tf.cast(foreign, tf.int64))
+
+    @tf.autograph.experimental.do_not_convert
+    def after_step(self) -> None:
+        self.left.assign(_sample(self.variables))
+
+    def last_left(self) -> list[np.ndarray]:
+        return _split(self.left.numpy(), self.variables)
+
+    def what_steps_met(self) -> tuple[list[np.ndarray], bool]:
+        """Values that were met since the last call; and whether some were met and are lost."""
+        count, found = int(self.count.numpy()), []
+        first = max(self.looked_up, count - _MET)
+        lost, self.looked_up = first > self.looked_up, count
+        met = self.met.numpy() if count > first else None
+        for number in range(first, count):
+            pair = [_split(side, self.variables) for side in met[number % _MET]]
+            found += [now for now, left in zip(*pair, strict=True) if not _same(now, left)]
+        return found, lost
 
 
 class Releases:
-    """Steps by plan of one wrapper; plans that differ in their length alone are one.
+    """Everything released of the weights that one optimizer trains, or one wrapper holds.
 
     Args:
-      model: the wrapped Keras model, which other wrappers may have trained before.
+      initial_weights: "public" says that the weights before the first step need no protection.
+
+    Attributes:
+      owner: the optimizer, which counts the own steps (`CountsSteps`); None for a wrapper without one.
     """
 
-    def __init__(self, model: Any):
-        self._steps: dict[int | None, tuple[Plan | None, int]] = {}
-        self._remarks: dict[str, None] = {}
-        self._of_model = _OF_MODEL.setdefault(model, [])
-        self._of_model.append(self)
+    def __init__(self, initial_weights: str | None = None):
+        if initial_weights not in (None, "public"):
+            raise ValueError(
+                f"initial_weights={initial_weights!r} must be None, or 'public' for weights that are "
+                "fresh or were trained on data that need no protection."
+            )
+        self.name = secrets.token_hex(8)
+        self.initial_weights = initial_weights
+        self.owner: Any = None
+        self._record = Record()
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        # By the variable's identity: its latest values, and those that were last written from outside.
+        self._seen: dict[int, tuple[tf.Variable, np.ndarray]] = {}
+        self._given: dict[int, np.ndarray] = {}
+        self._stepped: dict[tuple[int, ...], _Stepped] = {}
 
-    def record(self, optimizer: Any) -> None:
-        """Takes note of what an optimizer has released so far."""
-        self._raise_to(optimizer.plan, optimizer.steps_taken)
+    def __deepcopy__(self, memo: Any) -> "Releases":
+        # A copy of an optimizer goes its own way: two runs, and what came before belongs to both.
+        copied = Releases(self.initial_weights)
+        copied._record.absorb(self.record)
+        return copied
 
-    def hand_over(self, optimizer: Any) -> None:
-        """Tells a new optimizer what was released before under its own plan."""
-        _, steps = self._steps.get(_identity(optimizer.plan), (None, 0))
-        optimizer.count_lost_steps(steps)
-
-    def not_counted_in(self, optimizer: Any) -> list[tuple[Plan | None, int]]:
-        """(plan, steps) of what the optimizer's own epsilon does not cover: other plans, wrappers."""
-        own = _identity(optimizer.plan)
-        found = [entry for key, entry in self._steps.items() if key != own]
-        for other in self._of_model:
-            found += other._steps.values() if other is not self else []
-        return [(plan, steps) for plan, steps in found if steps > 0]
+    def __reduce__(self) -> Any:
+        return _unpickled, (self.initial_weights, self.record.get_config())
 
     def remark(self, sentence: str) -> None:
         """Notes what every statement about these weights must say before its figures; said once."""
-        self._remarks[sentence] = None
+        self._record.remarks[sentence] = None
 
     @property
     def remarks(self) -> list[str]:
         """The sentences of `remark`, which no epsilon covers."""
-        return list(self._remarks)
+        return list(self._record.remarks)
 
-    def _raise_to(self, plan: Plan | None, steps: int) -> None:
-        key = _identity(plan)
-        _, before = self._steps.get(key, (None, 0))
-        self._steps[key] = (plan, max(steps, before))
+    @property
+    def unknown(self) -> bool:
+        """Whether some weights came from elsewhere, so that no figure covers all of them."""
+        return UNKNOWN in self._record.remarks
 
-    def get_config(self) -> dict[str, Any]:
-        """JSON-able; `update_from_config` is the inverse."""
-        runs = [
-            {"plan": None if plan is None else plan.get_config(), "steps": steps}
-            for plan, steps in self._steps.values()
-            if steps > 0
-        ]
-        return {"runs": runs, "remarks": self.remarks}
+    @property
+    def others(self) -> dict[str, Run]:
+        """All runs but the optimizer's own."""
+        return {name: run for name, run in self._record.runs.items() if name != self.name}
 
-    def update_from_config(self, config: dict[str, Any]) -> None:
-        """Adds what a saved model had released."""
-        for entry in config["runs"]:
-            plan = None if entry["plan"] is None else Plan.from_config(entry["plan"])
-            self._raise_to(plan, int(entry["steps"]))
-        for sentence in config["remarks"]:
-            self.remark(sentence)
+    @property
+    def record(self) -> Record:
+        """All of it, the optimizer's own run so far included."""
+        found = Record(self._record.runs.items(), self._record.remarks)
+        if self.owner is not None:
+            found.add(self.name, self.owner.own_run)
+        return found
+
+    @property
+    def version(self) -> Any:
+        """Changes with whatever weights brought in."""
+        return {name: run.steps for name, run in self.others.items()}, self.unknown
+
+    def of_other_plans(self) -> list[Run]:
+        """The runs whose steps are not among those that the optimizer counts."""
+        identity = None if self.owner is None else self.owner.identity
+        return [run for run in self.others.values() if run.identity != identity]
+
+    def of_this_plan(self) -> np.ndarray:
+        """int64 [2]: steps, and seeded ones, of other runs of the optimizer's own plan."""
+        identity = self.owner.identity
+        found = [run.counted() for run in self.others.values() if run.identity == identity]
+        return np.sum(found, axis=0, dtype=np.int64) if found else np.zeros(2, np.int64)
+
+    def epsilon_in_all(
+        self, *, delta: float, unit: str | None = None, steps: int | None = None
+    ) -> float:
+        """What the plan's steps and the runs of other plans cost together; see `epsilon_in_all`.
+
+        Args:
+          delta: in (0, 1).
+          unit: None takes the plan's.
+          steps: of the plan; None takes those that were taken.
+        """
+        steps = self.owner.steps_taken if steps is None else steps
+        others = self.of_other_plans()
+        if self.unknown:
+            return math.inf
+        if not others:
+            return self.owner.plan.known_epsilon(delta, unit=unit, steps=steps)
+        return epsilon_in_all(self.owner.plan, steps, others, delta=delta, unit=unit)
+
+    # -- what is looked at ----------------------------------------------------------------------------
+
+    def watch(self, model: Any) -> "Releases":
+        """Looks after all weights of a Keras model from now on."""
+        self._models.add(model)
+        return self
+
+    @tf.autograph.experimental.do_not_convert
+    def stepped(self, variables: Sequence[Any], layers: Sequence[Any]) -> _Stepped:
+        """What traced steps on `variables` have to tell; made, and looked at, once."""
+        variables = [compat.raw(variable) for variable in variables]
+        key = tuple(id(variable) for variable in variables)
+        if key not in self._stepped:
+            with tf.init_scope():
+                self._look_at(variables, layers, fresh=False)
+                self._stepped[key] = _Stepped(variables)
+            _TRAINING.add(self)
+        return self._stepped[key]
+
+    def look(self, *, fresh: bool = False) -> "Releases":
+        """Compares all weights with what the own steps left, and makes the weights known.
+
+        Args:
+          fresh: weights that were never seen before were made by this library, not by the user.
+        """
+        with tf.init_scope():
+            self._look(fresh)
+        return self
+
+    def _look(self, fresh: bool) -> None:
+        self._ask_steps()
+        # Several lists of weights may share some: the latest step of any of them counts.
+        for steps in self._stepped.values():
+            values = _values(steps.variables)
+            for variable, now, left in zip(steps.variables, values, steps.last_left(), strict=True):
+                if _same(now, left):
+                    self._seen[id(variable)] = (variable, now)
+        for steps in self._stepped.values():
+            self._look_at(steps.variables, [], fresh=fresh)
+            steps.left.assign(_sample(steps.variables))
+        for model in list(self._models):
+            layers = compat.all_layers(model)
+            self._look_at(compat.weights_of(layers), layers, fresh=fresh)
+        self._make_known()
+
+    def accept(self) -> None:
+        """Takes the weights as they are for the own steps' work: an average of them, for instance."""
+        for steps in self._stepped.values():
+            steps.left.assign(_sample(steps.variables))
+            for variable, left in zip(steps.variables, steps.last_left(), strict=True):
+                self._seen[id(variable)] = (variable, left)
+
+    def absorb(self, record: Record) -> None:
+        """Adds what was released of weights that came in; the owner counts runs of its own plan."""
+        if self.owner is None:
+            self._record.absorb(record)
+            return
+        own = self.owner.own_counts
+        self._record.absorb(record)
+        if self.name in record.runs:
+            own = np.maximum(own, record.runs[self.name].counted())
+        self.owner.raise_counts(own + self.of_this_plan())
+
+    def take_over(self, other: "Releases") -> None:
+        """Goes on with weights that `other` has looked after."""
+        word = self.initial_weights or other.initial_weights
+        self.initial_weights = other.initial_weights = word
+        self.absorb(other.look().record)
+        self._seen.update(other._seen)
+        self._given.update({key: value for key, (_, value) in other._seen.items()})
+
+    def _look_at(
+        self, variables: Sequence[tf.Variable], layers: Sequence[Any], *, fresh: bool
+    ) -> None:
+        new, changed = [], []
+        for variable, now in zip(variables, _values(variables), strict=True):
+            _, before = self._seen.get(id(variable), (None, None))
+            self._seen[id(variable)] = (variable, now)
+            if before is not None and _same(before, now):
+                continue
+            self._given[id(variable)] = now
+            if before is None:
+                new.append((variable, now))
+            else:
+                changed.append(now)
+        self._resolve(changed)
+        known = self._recognise([now for _, now in new])
+        new = [variable for (variable, _), found in zip(new, known, strict=True) if not found]
+        found = [_fingerprint(self._seen[id(variable)][1]) for variable in new]
+        if not any(found):
+            return
+        if self.initial_weights == "public":
+            self.remark(PUBLIC)
+            _register(found, Record(remarks=[PUBLIC]))
+            return
+        looks = _look_fresh(layers, new)
+        if looks or (looks is None and fresh):
+            _register(found, Record())
+        else:
+            self.remark(UNKNOWN)
+
+    def _recognise(self, values: Sequence[np.ndarray]) -> list[bool]:
+        """Adds what is known of these values; says of which of them something is."""
+        fingerprints = [_fingerprint(value) for value in values]
+        if any(found is not None and found not in _KNOWN for found in fingerprints):
+            for training in list(_TRAINING):
+                training._make_known()
+        records = {id(r): r for r in map(_KNOWN.get, fingerprints) if r is not None}
+        for record in records.values():
+            self.absorb(record)
+        return [found in _KNOWN for found in fingerprints]
+
+    def _resolve(self, values: Sequence[np.ndarray]) -> None:
+        for value, known in zip(values, self._recognise(values), strict=True):
+            if not known and _fingerprint(value) is not None:
+                self.remark(UNKNOWN)
+
+    def _ask_steps(self) -> None:
+        """Looks up what the steps since the last time met instead of what they had left."""
+        for steps in self._stepped.values():
+            met, lost = steps.what_steps_met()
+            self._resolve(met)
+            if lost:
+                self.remark(UNKNOWN)
+
+    def _make_known(self) -> None:
+        """Registers what the own steps left last."""
+        self._ask_steps()
+        record = self.record
+        for steps in self._stepped.values():
+            pairs = zip(steps.variables, steps.last_left(), strict=True)
+            left = [now for variable, now in pairs if not _same(now, self._given[id(variable)])]
+            _register(map(_fingerprint, left), record)
+
+    # -- files ----------------------------------------------------------------------------------------
+
+    def file(self) -> dict[str, Any]:
+        """What a saved file holds, JSON-able: all that was released, and of which weights what.
+
+        `register_file` reads it.
+        """
+        self.look()
+        record, untouched = self.record, Record(remarks=self.remarks)
+        groups: dict[int, tuple[Record, list[str]]] = {}
+        for _, value in self._seen.values():
+            fingerprint = _fingerprint(value)
+            if fingerprint is not None:
+                known = _KNOWN.get(fingerprint, untouched)
+                groups.setdefault(id(known), (known, []))[1].append(fingerprint)
+        weights = [[found, known.get_config()] for known, found in groups.values()]
+        return {"record": record.get_config(), "weights": weights}
 
 
-def _identity(plan: Plan | None) -> int | None:
-    return None if plan is None else plan.identity
+def _unpickled(initial_weights: str | None, config: dict[str, Any]) -> Releases:
+    found = Releases(initial_weights)
+    found._record.absorb(Record.from_config(config))
+    return found

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_subjectdp.keras import compat
 from tf_subjectdp.keras.optimizer import DPOptimizer
+from tf_subjectdp.keras.releases import register_file
 
 _TO_SERVE = (
     "Use save('....keras') to go on training; to serve, model.export(folder), or "
@@ -116,12 +117,13 @@ class SavesPrivacyState:
                 "depends on, belongs to its optimizer."
             )
         self.make_optimizer_variables()
-        taken = self.optimizer.steps_taken
-        try:
-            return super().load_weights(filepath, *args, **kwargs)
-        finally:
-            # A checkpoint writes into the counter itself; steps taken since it was saved stay taken.
-            self.optimizer.count_lost_steps(taken)
+        self._releases.look()
+        return super().load_weights(filepath, *args, **kwargs)
+
+    def get_weights(self) -> list[Any]:
+        """As in Keras; if they are set again, they are known to be this model's."""
+        self._releases.look()
+        return super().get_weights()
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """What `compile` was given, as Keras records it."""
@@ -133,11 +135,11 @@ class SavesPrivacyState:
         self.make_optimizer_variables()
 
     def get_config(self) -> dict[str, Any]:
-        self._note_releases()
         return {
             "keras_model": tf.keras.utils.serialize_keras_object(self.inner_model),
             "name": self.name,
-            "releases": self._releases.get_config(),
+            "initial_weights": self._releases.initial_weights,
+            "releases": self._releases.file(),
         }
 
     @classmethod
@@ -146,6 +148,6 @@ class SavesPrivacyState:
         inner = config.pop("keras_model")
         if not isinstance(inner, tf.keras.Model):
             inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects=custom_objects)
-        model = cls(inner, name=config.get("name"))
-        model._releases.update_from_config(config["releases"])
-        return model
+        # The weights come later, and are then recognised.
+        register_file(config.pop("releases", None))
+        return cls(inner, **config)

@@ -174,6 +174,7 @@ def take_step(
         draw=people.draw,
         seeded=people.seeded,
         statistics=statistics,
+        layers=layers,
         factor=factor,
         counted=counted,
     )

@@ -4,15 +4,18 @@
 Knows variables, the plan and how a batch was drawn; a part of `DPOptimizer`.
 """
 
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tf_subjectdp.algorithms import Algorithm
 from tf_subjectdp.keras import compat
 from tf_subjectdp.keras.batches import Draw
+from tf_subjectdp.keras.releases import Releases, Run, register_file
 from tf_subjectdp.plans import Plan
 from tf_subjectdp.sampling.dataset import LAST_PASS, new_pass
 
@@ -38,10 +41,21 @@ class _Seen(tf.train.experimental.PythonState):
       state: int64 [4]: the same two, never set back; pass and step of the last batch.
       steps: int64 [_PLACES, 2]: a pass, and the last of its steps that was trained on; at first the pass
         that was the newest when the optimizer was made, with no step left.
+
+    Args:
+      counters: see above.
+      file: gives what a checkpoint holds of the weights' releases, JSON-able.
+      read: takes it back.
     """
 
-    def __init__(self, counters: Sequence[Any]):
-        self.counters = counters
+    def __init__(
+        self,
+        counters: Sequence[Any],
+        file: Callable[[], dict[str, Any]],
+        read: Callable[[dict[str, Any]], None],
+    ):
+        self.counters, self._file, self._read = counters, file, read
+        self._restored: set[int] = set()
         with tf.init_scope():
             given = {"dtype": tf.int64, "trainable": False}
             given["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -50,11 +64,14 @@ class _Seen(tf.train.experimental.PythonState):
 
     def counts(self) -> list[int]:
         """Steps released, and how many of them were drawn with a seed."""
-        kept = self.state.numpy()[:2]
-        return [
-            max(int(compat.raw(counter).numpy()), int(seen))
-            for counter, seen in zip(self.counters, kept, strict=True)
-        ]
+        counts = []
+        for counter, seen in zip(self.counters, self.state.numpy()[:2].tolist(), strict=True):
+            counter = compat.raw(counter)
+            if int(counter.numpy()) in self._restored:
+                # The count of another run, whose own cost is in the record.
+                counter.assign(seen)
+            counts.append(max(int(counter.numpy()), seen))
+        return counts
 
     def raise_to(self, counts: Sequence[int]) -> None:
         """Raises the two counts to at least these, wherever they are kept."""
@@ -67,11 +84,13 @@ class _Seen(tf.train.experimental.PythonState):
 
     def serialize(self) -> str:
         """For checkpoints, where the counters themselves may be behind."""
-        return json.dumps(self.counts())
+        return json.dumps({"counts": self.counts(), **self._file()})
 
     def deserialize(self, string_value: bytes) -> None:
-        """The counts of a checkpoint, which may restore the counters before this or after."""
-        self.raise_to(json.loads(string_value))
+        """What a checkpoint says; it may restore the counters before this or after."""
+        config = json.loads(string_value)
+        self._read(config)
+        self._restored.update(config["counts"])
 
 
 class CountsSteps:
@@ -81,16 +100,52 @@ class CountsSteps:
     """
 
     plan: Plan | None
+    algorithm: Algorithm
+    noise_multiplier: float
     variables: Any
 
-    def _make_counters(self) -> None:
+    def _make_counters(self, initial_weights: str | None) -> None:
         self.privacy_steps = compat.counter("privacy_steps")
         self.seeded_steps = compat.counter("seeded_steps")
-        self._seen = _Seen([self.privacy_steps, self.seeded_steps])
+        counters = [self.privacy_steps, self.seeded_steps]
+        self._released = Releases(initial_weights)
+        self._seen = _Seen(counters, lambda: self._releases.file(), self._read_file)
+
+    @property
+    def _releases(self) -> Releases:
+        """Everything released of the weights. A copy of this optimizer owns a copy of it."""
+        self._released.owner = self
+        return self._released
+
+    @property
+    def own_run(self) -> Run:
+        """What this optimizer itself released, without other runs of its plan."""
+        steps, seeded = self.own_counts.tolist()
+        return Run(self.plan, self.algorithm, self.noise_multiplier, steps, seeded)
+
+    @property
+    def own_counts(self) -> np.ndarray:
+        """int64 [2]: its own steps, and how many of them were drawn with a seed."""
+        return np.maximum(np.array(self._seen.counts()) - self._releases.of_this_plan(), 0)
+
+    @functools.cached_property
+    def identity(self) -> Any:
+        """See `Run.identity`."""
+        return Run(self.plan, self.algorithm, self.noise_multiplier, 0).identity
+
+    def raise_counts(self, counts: Sequence[int]) -> None:
+        """Raises the counts, steps and seeded ones, to at least these."""
+        self._seen.raise_to([int(count) for count in counts])
+
+    def _read_file(self, config: dict[str, Any]) -> None:
+        self._releases.absorb(register_file(config))
 
     @property
     def steps_taken(self) -> int:
-        """Noised sums released so far, over all `fit`s and resumes: what epsilon counts."""
+        """Noised sums released so far, over all `fit`s and resumes: what epsilon counts.
+
+        Steps of other runs of the same plan, whose weights came in, are among them.
+        """
         return self._seen.counts()[0]
 
     @property
@@ -191,11 +246,19 @@ class CountsSteps:
         self._seen.raise_to([0, 0])
         for position, variable in enumerate(self.variables):
             store[str(position)] = compat.raw(variable).numpy()
+        text = json.dumps(self._releases.file())
+        store["releases"] = np.frombuffer(text.encode(), np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
-        self._check_count(len(store.keys()))
+        saved = set(store.keys())
+        self._check_count(len(saved - {"releases"}))
+        counts = [] if "releases" not in saved else [self.privacy_steps, self.seeded_steps]
         for position, variable in enumerate(self.variables):
-            self._restore(variable, store[str(position)][()])
+            if not any(variable is count for count in counts):
+                self._restore(variable, store[str(position)][()])
+        if counts:
+            # Whose steps these are is in the record: the counts may be those of another plan.
+            self._read_file(json.loads(bytes(np.asarray(store["releases"][()]))))
 
     def _restore(self, variable: Any, value: Any) -> None:
         if variable is self.privacy_steps:

@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights bring what they cost with them, however they came in; where they cannot, the statement leads
+with that."""
+
+import copy
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_subjectdp as sdp
+from tf_subjectdp import accounting
+from tf_subjectdp.keras import releases
+from tf_subjectdp.plans import rounded_up
+from tf_subjectdp.statement import optimizer_statement
+
+UNKNOWN = "WEIGHTS FROM ELSEWHERE, whose cost is not known"
+
+
+@pytest.fixture(scope="module")
+def loud(box):
+    return box.plan(noise_multiplier=0.5)
+
+
+@pytest.fixture(scope="module")
+def quiet(box):
+    return box.plan(noise_multiplier=20.0)
+
+
+@pytest.fixture(scope="module")
+def giver(box, loud):
+    """Three loud steps."""
+    return box.fitted(loud, take=3)
+
+
+def said(model):
+    return " ".join(model.privacy_statement().split())
+
+
+def leads_with_unknown(model):
+    return said(model).split(" taken) ")[1].startswith(UNKNOWN)
+
+
+def by_set_weights(box, giver, path, wrap):
+    model = wrap(box.net())
+    model(box.x)
+    model.set_weights(giver.get_weights())
+    return model
+
+
+def by_inner_set_weights(box, giver, path, wrap):
+    model = wrap(box.net())
+    model.inner_model.set_weights(giver.inner_model.get_weights())
+    return model
+
+
+def by_assign(box, giver, path, wrap):
+    model = wrap(box.net())
+    for old, new in zip(model.inner_model.weights, giver.inner_model.weights, strict=True):
+        old.assign(new)
+    return model
+
+
+def by_weights_file(box, giver, path, wrap):
+    giver.save_weights(path / "a.weights.h5")
+    model = wrap(box.net())
+    model.load_weights(path / "a.weights.h5")
+    return model
+
+
+def by_checkpoint(box, giver, path, wrap):
+    saved = tf.train.Checkpoint(model=giver).save(path / "a")
+    model = wrap(box.net())
+    model.make_optimizer_variables()
+    tf.train.Checkpoint(model=model).restore(saved)
+    return model
+
+
+def by_checkpoint_of_the_inner_model(box, giver, path, wrap):
+    saved = tf.train.Checkpoint(net=giver.inner_model).save(path / "a")
+    model = wrap(box.net())
+    tf.train.Checkpoint(net=model.inner_model).restore(saved)
+    return model
+
+
+def by_saved_inner_model(box, giver, path, wrap):
+    giver.inner_model.save(path / "a.keras")
+    return wrap(tf.keras.models.load_model(path / "a.keras"))
+
+
+def by_inner_weights_file(box, giver, path, wrap):
+    giver.inner_model.save_weights(path / "a.weights.h5")
+    model = wrap(box.net())
+    model.inner_model.load_weights(path / "a.weights.h5")
+    return model
+
+
+def by_saved_model(box, giver, path, wrap):
+    giver.save(path / "a.keras")
+    return wrap(tf.keras.models.load_model(path / "a.keras", compile=False))
+
+
+def by_wrapping_again(box, giver, path, wrap):
+    return wrap(giver.inner_model)
+
+
+def by_layers(box, giver, path, wrap):
+    return wrap(tf.keras.Sequential([tf.keras.layers.Input([3]), *giver.inner_model.layers]))
+
+
+def as_a_part(box, giver, path, wrap):
+    layers = [tf.keras.layers.Input([3]), giver.inner_model, tf.keras.layers.Dense(1)]
+    return wrap(tf.keras.Sequential(layers))
+
+
+def by_clone(box, giver, path, wrap):
+    net = tf.keras.models.clone_model(giver.inner_model)
+    net.set_weights(giver.inner_model.get_weights())
+    return wrap(net)
+
+
+def by_pickle(box, giver, path, wrap):
+    return wrap(pickle.loads(pickle.dumps(giver.inner_model)))
+
+
+def by_deepcopy(box, giver, path, wrap):
+    return wrap(copy.deepcopy(giver.inner_model))
+
+
+def by_pickled_wrapper(box, giver, path, wrap):
+    return wrap(pickle.loads(pickle.dumps(giver)).inner_model)
+
+
+WAYS_IN = [
+    by_set_weights, by_inner_set_weights, by_assign, by_weights_file, by_checkpoint,
+    by_checkpoint_of_the_inner_model, by_saved_inner_model, by_inner_weights_file, by_saved_model,
+    by_wrapping_again, by_layers, as_a_part, by_clone, by_pickle, by_deepcopy, by_pickled_wrapper,
+]  # fmt: skip
+
+
+def compiled(model, plan):
+    wrapped = model if isinstance(model, sdp.PrivateModel) else sdp.PrivateModel(model)
+    wrapped.compile(optimizer=plan.optimizer("sgd", engine={"strategy": "loop"}), loss="mse")
+    return wrapped
+
+
+@pytest.mark.parametrize("way", WAYS_IN, ids=lambda way: way.__name__)
+def test_weights_bring_their_cost_with_them(box, giver, loud, quiet, tmp_path, way):
+    """The contract of all ways in: another plan's cost is stated beside, the same plan's counts."""
+    model = way(box, giver, tmp_path, lambda net: compiled(net, quiet))
+    text = said(model)
+    assert UNKNOWN not in text and "0 of 4 planned steps taken" in text
+    assert "the same weights were trained for 3 steps in another run" in text
+    assert f"which spent epsilon {rounded_up(loud.epsilon(steps=3))} at" in text
+    again = way(box, giver, tmp_path, lambda net: compiled(net, loud))
+    text = said(again)
+    assert UNKNOWN not in text and "BESIDE THIS" not in text
+    assert "3 of 4 planned steps taken" in text and again.optimizer.steps_taken == 3
+    assert "Of these 3 steps 3 were taken before" in text
+
+
+def test_costs_compose_over_several_runs_and_never_twice(box, giver, loud, quiet, tmp_path):
+    model = box.fitted(quiet, take=2)
+    assert leads_with_unknown(model) is False and "BESIDE" not in said(model)
+    early = str(tmp_path / "early.weights.h5")
+    model.save_weights(early)
+    weights = model.get_weights()
+    model.fit(box.data(quiet).take(1), verbose=0)
+    # One's own older weights add nothing, and take nothing away.
+    for back in (lambda: model.load_weights(early), lambda: model.set_weights(weights)):
+        back()
+        assert model.optimizer.steps_taken == 3 and "BESIDE" not in said(model)
+    model.set_weights(giver.get_weights())
+    for _ in range(2):
+        text = said(model)
+        assert "3 of 4 planned steps taken" in text and text.count("BESIDE THIS") == 1
+    events = [(loud.step_event, 3), (quiet.step_event, 3)]
+    total = accounting.epsilon(accounting.compose(events), delta=1e-3)
+    assert (
+        f"IN ALL: this run and those beside it, composed: epsilon per subject = {rounded_up(total)}"
+        in text
+    )
+    # A third model gets both.
+    third = compiled(box.net(), box.plan(noise_multiplier=7.0))
+    third.inner_model.set_weights(model.inner_model.get_weights())
+    assert said(third).count("BESIDE THIS") == 1  # the giver's weights: the last ones
+    model.fit(box.data(quiet).take(1), verbose=0)
+    third.inner_model.set_weights(model.inner_model.get_weights())
+    assert said(third).count("BESIDE THIS") == 2 and UNKNOWN not in said(third)
+    # An untrained model's weights cost nothing, but they are not recognised.
+    fresh = compiled(box.net(), loud)
+    assert "0 of 4 planned steps taken" in said(fresh) and UNKNOWN not in said(fresh)
+    # Two runs of one plan are two runs.
+    twin = box.fitted(quiet, take=2)
+    twin.set_weights(model.get_weights())
+    assert f"epsilon = {rounded_up(quiet.epsilon(steps=6))} at" in said(twin)
+    assert twin.optimizer.steps_taken == 6
+
+
+def test_only_promises_about_the_same_change_of_the_data_compose(box):
+    def run(plan):
+        return releases.Run(plan, plan.algorithm, plan.noise_multiplier, plan.steps)
+
+    def total(plan, *others, unit="subject"):
+        return releases.epsilon_in_all(plan, 4, [run(o) for o in others], delta=1e-3, unit=unit)
+
+    plan, anything = box.plan(), box.plan(sdp.UserLDP(1.0), noise_multiplier=9.0)
+    fixed = [box.plan(a(1.0), sdp.FixedSize(15)) for a in (sdp.HiGradAvg, sdp.ItemDP)]
+    both = accounting.compose([(plan.event, 1), (anything.event, 1)])
+    assert total(plan, anything) == pytest.approx(accounting.epsilon(both, delta=1e-3), rel=1e-3)
+    # Adding a person is not replacing one; without noise, or without a plan, there is no figure.
+    assert total(plan, fixed[0]) == total(anything, plan) == np.inf
+    assert total(plan, box.plan(noise_multiplier=0.0)) == np.inf
+    unplanned = releases.Run(None, plan.algorithm, 1.0, 3)
+    assert releases.epsilon_in_all(plan, 4, [unplanned], delta=1e-3) == np.inf
+    # Where no engine does both, the shares of each add up at parts of delta.
+    found = total(*fixed, unit="item")
+    halves = [p.epsilon(5e-4, unit="item") for p in fixed]
+    assert max(p.epsilon(1e-3, unit="item") for p in fixed) < found <= sum(halves) * 1.001
+
+
+def test_budgets_scalars_and_ledgers_count_what_weights_brought(box, giver, loud, quiet, tmp_path):
+    def receiver():
+        model = compiled(box.net(), quiet)
+        model.set_weights(giver.get_weights())
+        return model
+
+    spent = loud.epsilon(steps=3)
+    model = receiver()
+    fit = {"verbose": 0, "epochs": 1}
+    with pytest.raises(ValueError, match="allows 0: .* other runs .*3 steps of HiG"):
+        model.fit(box.data(quiet), callbacks=[sdp.PrivacyBudget(spent)], **fit)
+    ledger = sdp.PrivacyLedger(tmp_path / "ledger.json", reserve=1)
+    callbacks = [sdp.PrivacyBudget(spent + 1.0), sdp.PrivacyScalars(), ledger]
+    history = model.fit(box.data(quiet).take(2), callbacks=callbacks, **fit).history
+    assert spent < history["epsilon"][0] < spent + 1.0
+    # After a crash the ledger alone knows.
+    after = compiled(box.net(), quiet)
+    ledger.recover(after.optimizer)
+    assert after.optimizer.steps_taken == 2 and said(after).count("BESIDE THIS") == 1
+    model.set_weights([weight + 1.0 for weight in model.get_weights()])
+    for callback in (sdp.PrivacyBudget(1e6), sdp.PrivacyScalars()):
+        if isinstance(callback, sdp.PrivacyBudget):
+            with pytest.raises(ValueError, match="come from elsewhere, .*initial_weights='public'"):
+                model.fit(box.data(quiet).take(1), callbacks=[callback], **fit)
+        else:
+            found = model.fit(box.data(quiet).take(1), callbacks=[callback], **fit)
+            assert np.isinf(found.history["epsilon"][0])
+
+
+class Swap(tf.keras.callbacks.Callback):
+    """Writes into one layer in the middle of an epoch, as no step ever did."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 0:
+            kernel = self.model.inner_model.layers[-1].kernel
+            kernel.assign(kernel + 1.0)
+
+
+def plain_fit(box, model, plan):
+    model.inner_model.compile("sgd", "mse")
+    model.inner_model.fit(box.x, box.y, verbose=0)
+
+
+def one_layer(box, model, plan):
+    layer = model.inner_model.layers[-1]
+    layer.set_weights([weight + 1.0 for weight in layer.get_weights()])
+
+
+def inside_an_epoch(box, model, plan):
+    model.fit(box.data(plan).take(2), verbose=0, callbacks=[Swap()])
+
+
+def before_single_steps(box, model, plan):
+    one_layer(box, model, plan)
+    model.train_on_batch(*next(iter(box.data(plan))))
+
+
+@pytest.mark.parametrize("write", [plain_fit, one_layer, inside_an_epoch, before_single_steps])
+def test_what_is_written_from_outside_leads_the_statement(box, plan, tmp_path, write):
+    model = box.fitted(plan, take=1)
+    assert not leads_with_unknown(model)
+    write(box, model, plan)
+    assert leads_with_unknown(model)
+    model.save(tmp_path / "m.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "m.keras")
+    assert leads_with_unknown(loaded) and said(loaded).count(UNKNOWN) == 1
+
+
+def test_a_loop_of_ones_own_tells_too(box, plan):
+    data, net = box.data(plan), box.net()
+    optimizer = plan.optimizer("sgd", engine={"strategy": "loop"})
+
+    @tf.function(input_signature=data.element_spec)
+    def train(x, y, extras):
+        def row_function(rows):
+            predictions = net(rows[0], training=True)
+            return tf.reduce_sum((predictions - rows[1]) ** 2, -1), predictions
+
+        sdp.private_step(
+            optimizer, row_function, net.trainable_variables, (x, y), extras, model=net
+        )
+
+    batches = iter(data)
+    train(*next(batches))
+    train(*next(batches))
+    assert UNKNOWN not in optimizer_statement(optimizer)
+    weights = net.get_weights()  # what two steps left: own, though nobody was asked
+    assert compiled(net, plan).optimizer.steps_taken == 2
+    net.set_weights([weight + 1.0 for weight in weights])
+    train(*next(batches))
+    text = " ".join(optimizer_statement(optimizer).split())
+    assert f"3 of 4 planned steps taken) {UNKNOWN}" in text
+
+
+class Scale(tf.keras.layers.Layer):
+    """A layer that keeps its initialiser to itself."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(name="scale", shape=[shape[-1]], initializer="uniform")
+
+    def call(self, inputs):
+        return tf.reduce_sum(inputs * self.scale, -1, keepdims=True)
+
+
+def test_weights_that_are_given_are_fresh_known_or_the_users_word(box, plan, tmp_path):
+    fresh = compiled(box.net(), plan)
+    assert "FROM ELSEWHERE" not in said(fresh) and "user's word" not in said(fresh)
+    trained = box.net()
+    trained.compile("sgd", "mse")
+    trained.fit(box.x, box.y, verbose=0)
+    assert leads_with_unknown(compiled(trained, plan))
+    assert UNKNOWN not in said(compiled(box.net(use_bias=False), plan))
+    # Where no initialiser tells: given weights are not known, what the library builds is fresh.
+    layers = [tf.keras.layers.Input([3]), Scale()]
+    assert leads_with_unknown(compiled(tf.keras.Sequential(layers), plan))
+    assert UNKNOWN not in said(box.fitted(plan, tf.keras.Sequential([Scale()]), take=1))
+    # Fresh weights of another wrapper are known to be fresh.
+    other = compiled(box.net(), plan)
+    other(box.x), fresh(box.x)
+    fresh.set_weights(other.get_weights())
+    assert UNKNOWN not in said(fresh)
+    # A matrix that an initialiser brings is from somewhere.
+    matrix = tf.keras.initializers.Constant(np.arange(3.0)[:, np.newaxis])
+    assert leads_with_unknown(compiled(box.net(kernel_initializer=matrix), plan))
+    public = sdp.PrivateModel(trained, initial_weights="public")
+    public = compiled(public, plan)
+    assert "WEIGHTS FROM" not in said(public)
+    assert 'this is the user\'s word (initial_weights="public")' in said(public)
+    public.save(tmp_path / "public.keras")
+    loaded = tf.keras.models.load_model(tmp_path / "public.keras")
+    assert "user's word" in said(loaded) and "WEIGHTS FROM" not in said(loaded)
+    with pytest.raises(ValueError, match="initial_weights='mine' must be None, or 'public'"):
+        sdp.PrivateModel(box.net(), initial_weights="mine")
+
+
+LAYERS = [
+    lambda: tf.keras.layers.LSTM(2),
+    lambda: tf.keras.layers.GRU(2),
+    lambda: tf.keras.layers.Bidirectional(tf.keras.layers.LSTM(2)),
+    lambda: tf.keras.layers.LayerNormalization(),
+    lambda: tf.keras.layers.BatchNormalization(),
+    lambda: tf.keras.layers.Conv1D(2, 2, use_bias=False),
+    lambda: tf.keras.layers.SeparableConv1D(2, 2, use_bias=False),
+    lambda: tf.keras.layers.Dense(2, bias_initializer=tf.keras.initializers.Constant(0.1)),
+    lambda: tf.keras.layers.Dense(2, kernel_initializer="orthogonal"),
+    lambda: tf.keras.layers.Dense(2, kernel_initializer="he_normal", use_bias=False),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_initialisers_tell_whether_weights_are_fresh(layer):
+    net = tf.keras.Sequential([tf.keras.layers.Input([4, 3]), layer()])
+    assert not releases.Releases().watch(net).look().unknown
+    moved = [
+        value + np.linspace(0.1, 0.2, value.size).reshape(value.shape)
+        for value in net.get_weights()
+    ]
+    net.set_weights(moved)
+    assert releases.Releases().watch(net).look().unknown
+    again = tf.keras.models.clone_model(net)
+    assert not releases.Releases().watch(again).look().unknown
+
+
+@pytest.mark.slow
+def test_two_continuations_of_one_file_are_two_runs(box, plan, tmp_path):
+    path = str(tmp_path / "m.keras")
+    box.fitted(plan, take=1).save(path)
+    left, right = (tf.keras.models.load_model(path) for _ in range(2))
+    left.fit(box.data(plan).take(2), verbose=0)
+    right.fit(box.data(plan).take(1), verbose=0)
+    left.save_weights(str(tmp_path / "left.weights.h5"))
+    right.load_weights(str(tmp_path / "left.weights.h5"))
+    assert left.optimizer.steps_taken == 3 and right.optimizer.steps_taken == 4
+
+
+def test_a_copy_is_a_run_of_its_own(box, giver, plan):
+    own = giver.optimizer._releases
+    for copied in (copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
+        assert copied.name != own.name and copied.record.runs[own.name].steps == 3
+    assert plan.optimizer("sgd")._releases.name != plan.optimizer("sgd")._releases.name
+
+
+@pytest.mark.slow
+def test_files_bring_the_cost_into_a_new_process(box, giver, loud, tmp_path):
+    giver.save(tmp_path / "a.keras")
+    giver.save_weights(tmp_path / "a.weights.h5")
+    giver.inner_model.save(tmp_path / "inner.keras")
+    tf.train.Checkpoint(model=giver).save(tmp_path / "checkpoint")
+    script = f"""
+        import tensorflow as tf, tf_subjectdp as sdp, tf_subjectdp.keras
+        def said(model): return " ".join(model.privacy_statement().split())
+        path = {str(tmp_path)!r}
+        def net(): return tf.keras.Sequential([tf.keras.layers.Input([3]), tf.keras.layers.Dense(1)])
+        def compiled(net):
+            stats = sdp.SubjectStats.public(n_items=60, n_subjects=12, max_items=5)
+            plan = sdp.plan(
+                sdp.HiGradAvg(1.0), sdp.PoissonItems(16), stats, steps=4, noise_multiplier=20.0,
+                delta=1e-3,
+            )
+            model = sdp.PrivateModel(net)
+            model.compile(optimizer=plan.optimizer("sgd"), loss="mse")
+            model.make_optimizer_variables()
+            return model
+        inner = compiled(tf.keras.models.load_model(path + "/inner.keras"))
+        assert {UNKNOWN!r} in said(inner), said(inner)
+        weights, checkpoint = compiled(net()), compiled(net())
+        weights.load_weights(path + "/a.weights.h5")
+        tf.train.Checkpoint(model=checkpoint).restore(path + "/checkpoint-1")
+        for model in (weights, checkpoint):
+            text = said(model)
+            assert "0 of 4 planned" in text and "trained for 3 steps in another run" in text, text
+            assert {UNKNOWN!r} not in text and {rounded_up(loud.epsilon(steps=3))!r} in text, text
+        again = tf.keras.models.load_model(path + "/a.keras")
+        assert "3 of 4 planned" in said(again) and {UNKNOWN!r} not in said(again)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def environment():
+    root = str(pathlib.Path(sdp.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": ""}
