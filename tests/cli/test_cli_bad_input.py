@@ -2,8 +2,11 @@
 """Bad input: exit status 2 and one line that says what was wrong; never a traceback."""
 
 import importlib.util
+import itertools
 import json
+import re
 
+import numpy as np
 import pytest
 
 from tf_subjectdp import cli
@@ -39,7 +42,7 @@ BAD = {
     f"{ASK} --steps 10 --batch 20": "--q and --batch contradict",
     f"{ASK} --steps 10 --p 0.1": "--q and --p contradict",
     f"{ASK} --steps 10 --items 100": "--q is a rate already",
-    f"{ASK} --steps 10 --sampling shuffle": "shuffle needs --batch|say --batch and --items",
+    f"{ASK} --steps 10 --sampling shuffle": "shuffle needs --batch|say --batch with --items",
     f"{ASK} --steps 10 --sampling poisson-subjects": "needs --p",
     f"{ASK} --steps 10 --cap-data 3": "--items-per-subject and --cap-data contradict",
     f"{ASK} --steps 10 --column id": "--column needs --ids",
@@ -99,7 +102,7 @@ BAD = {
     PLAN.replace(
         "--items-per-subject 9", "--items-per-subject 2"
     ): "--items-per-subject 2 is too small",
-    "statement": "say --plan FILE, or the options",
+    "statement": "say --plan FILE, --model FILE, or the options",
     "statement --plan /nowhere.json": "/nowhere.json: No such file or directory",
     "statement --plan x.json --noise 3": "--plan and --noise contradict",
     "statement --ledger x.json": "--ledger needs --plan",
@@ -236,3 +239,78 @@ def test_help_says_units_adjacency_and_papers(capsys, command):
         "Exit status",
     ):
         assert word in out
+
+
+_SIZES = ["--q 0.01", "--p 0.1", "--r 0.1", "--batch 50", "--expected-subjects 5", ""]
+_SIZES += [
+    "--expected-elements 5",
+    "--batch 50 --items 1000",
+    "--expected-subjects 5 --subjects 99",
+]
+_DATA = [
+    "",
+    "--items 1000",
+    "--subjects 99",
+    "--ids TABLE --column id",
+    "--items 1000 --cap-data 5",
+]
+_DATA += ["--subjects 99 --cap-data 5", "--elements-in-all 300", "--items-per-subject 20"]
+_MORE = ["", "--sampling fixed-size", "--sampling poisson-subjects", "--sampling poisson-elements"]
+_MORE += ["--sampling poisson-items", "--cap 2", "--elements 3", "--view updates", "--unit element"]
+# What is wrong with an option is said of it, and of those that exclude one another all are named.
+_OF_GIVEN = (
+    r"contradict|say exactly one|is for |has no meaning|not --|needs --|is a rate already|"
+    r"choose --unit|leave out --|counts people|it must be"
+)
+
+
+def test_no_error_names_as_a_remedy_what_was_given(capsys, tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("id,x\n" + "".join(f"{i % 50},0\n" for i in range(1000)))
+    commands = ["epsilon --noise 3 --steps 10", "plan --noise 3 --steps 10"]
+    names = ["itemdp", "groupdp", "userldp", "elementdp", "batchclipping", "centralgroup"]
+    lines = list(itertools.product(commands, names, _SIZES, _DATA, _MORE))
+    refused = 0
+    for command, name, *options in np.random.default_rng(5).permutation(lines)[:600]:
+        line = f"{command} --algorithm {name} --delta 1e-5 {' '.join(options)}"
+        line = line.replace("TABLE", str(table))
+        if "--sampling" not in line and "--cap" not in line and "--elements" not in line:
+            if any(size in line for size in ("--q", "--p ", "--batch 50 --items")):
+                continue  # answered, mostly
+        if main(line.split()) != 2:
+            capsys.readouterr()
+            continue
+        refused += 1
+        error = capsys.readouterr().err
+        if "argument" in error:  # the parser's own
+            continue
+        parts = re.split(r"[:;,] ", error.removeprefix("subjectdp: error: "))
+        for part in (part for part in parts if not re.search(_OF_GIVEN, part)):
+            named = set(re.findall(r"--[a-z][a-z-]*", part))
+            assert not named & set(line.split()), f"{line}: {error}"
+    assert refused > 150
+
+
+@pytest.mark.parametrize(
+    "line, never",
+    [
+        ("epsilon --algorithm elementdp --r 0.1 --sampling shuffle", "--r"),
+        ("epsilon --algorithm batchclipping --q 0.1 --sampling poisson-subjects", "--q"),
+        ("epsilon --algorithm itemdp --items 100", "--items"),
+        ("epsilon --algorithm itemdp --ids TABLE --column id", "--items"),
+        ("epsilon --algorithm centralgroup --p 0.1 --items 100", "--items"),
+        (
+            "epsilon --algorithm userldp --q 0.1 --unit item --items 100 --sampling shuffle",
+            "--items",
+        ),
+        ("epsilon --algorithm elementdp --r 0.1 --ids TABLE --column id", "--r"),
+        ("epsilon --algorithm itemdp --q 0.1 --cap 2 --cap-data 5", "--cap-data"),
+        ("plan --algorithm itemdp --subjects 20", "--subjects"),
+    ],
+)
+def test_remedies_are_options_that_are_not_there(capsys, tmp_path, line, never):
+    table = tmp_path / "t.csv"
+    table.write_text("id,x\na,1\nb,2\n")
+    words = f"{line} --noise 3 --steps 10 --delta 1e-5".replace("TABLE", str(table)).split()
+    assert main(words) == 2
+    assert never not in re.findall(r"--[a-z][a-z-]*", capsys.readouterr().err)

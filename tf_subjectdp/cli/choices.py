@@ -74,32 +74,28 @@ def check_parts(name: str, parts: int | None) -> None:
         raise UsageError(f"--parts is {parts}: it must be at least 1")
 
 
-def check_sampling(name: str, sampling: str, *, rates: bool = True) -> None:
+def check_sampling(name: str, sampling: str, *, rates: bool = True, named: bool = False) -> None:
     """UsageError for a sampling under which nothing is proven for the algorithm.
 
     Args:
       name, sampling: as on the command line.
       rates: whether the command takes rates, and sampled elements.
+      named: whether --sampling says it, and not the size of a step.
     """
     if sampling not in SAMPLINGS:
         return
     if name in CLIP_PARTS and sampling in ("poisson-subjects", "poisson-elements"):
+        remedy = f"say {'--q or ' if rates else ''}--batch instead"
+        if named:
+            remedy = f"leave out --sampling {sampling}"
         raise UsageError(
-            f"{name} samples items, and nothing is proven for parts of batches of whole subjects: say "
-            + (
-                "--q or --batch, not --p, --r, --expected-subjects or --expected-elements"
-                if rates
-                else "--batch, not --expected-subjects"
-            )
+            f"{name} samples items, and nothing is proven for parts of batches of whole subjects: "
+            f"{remedy}"
         )
     if name in CLIP_ELEMENTS and sampling in ("fixed-size", "shuffle"):
         raise UsageError(
-            f"nothing is proven for {name} with sampling {sampling}: sample "
-            + (
-                "subjects (--p), elements (--r) or items (--q)"
-                if rates
-                else "subjects (--expected-subjects)"
-            )
+            f"nothing is proven for {name} with sampling {sampling}: leave out --sampling, and sample "
+            + ("subjects, elements or items" if rates else "subjects")
         )
     if name not in CLIP_ELEMENTS and sampling == "poisson-elements":
         raise UsageError(f"sampling poisson-elements is for elementdp, not for {name}")

@@ -95,26 +95,38 @@ def scheme_of(arguments: argparse.Namespace, *, anything: bool) -> str:
             raise UsageError("--keep-probability needs --sampling shuffle")
         if anything:
             return "any"
-        raise UsageError(f"the sampling is missing: say {_ways(arguments.algorithm, rates)}")
+        ways = _ways(arguments.algorithm, rates)
+        raise UsageError(f"the sampling is missing: say {not_yet_said(arguments, ways)}")
+    named = sampling is not None
     if sampling is None:
         sampling = f"poisson-{said[0]}"
-    check_sampling(arguments.algorithm, sampling, rates=rates)
+    check_sampling(arguments.algorithm, sampling, rates=rates, named=named)
     drawn = sampling.removeprefix("poisson-") if sampling.startswith("poisson") else "items"
     if given[drawn] is None:
         needed = ", or ".join(_NEEDS[drawn] if rates else _NEEDS[drawn][1:])
         if sampling in ("fixed-size", "shuffle"):
             needed = "--batch"
         raise UsageError(
-            f"sampling {sampling} needs {needed}"
+            f"sampling {sampling} needs {not_yet_said(arguments, needed)}"
             + (f", not {flag(given[said[0]])}" if said else "")
         )
     if sampling in ("fixed-size", "shuffle") and getattr(arguments, "q", None) is not None:
-        raise UsageError(f"sampling {sampling} has no rate of its own: say --batch and --items")
+        ways = not_yet_said(arguments, "--batch with --items")
+        raise UsageError(f"sampling {sampling} has no rate of its own: say {ways}")
     if keep is not None and sampling != "shuffle":
         raise UsageError(f"--keep-probability is for sampling shuffle, not for {sampling}")
     if keep is not None and not 0 < keep <= 1:
         raise UsageError(f"--keep-probability is {keep:g}: a probability is above 0 and at most 1")
     return sampling.replace("-", "_")
+
+
+def not_yet_said(arguments: argparse.Namespace, ways: str) -> str:
+    """Ways to say the size of a step, without the numbers beside it that are known already."""
+    for name in ("items", "subjects", "elements_in_all"):
+        of_table = arguments.ids is not None and name != "elements_in_all"
+        if of_table or getattr(arguments, name, None) is not None:
+            ways = ways.replace(f" with {flag(name)}", "")
+    return ways
 
 
 def _ways(name: str, rates: bool) -> str:
@@ -185,8 +197,7 @@ def holders_of(
         ]
     if scheme == "poisson_elements":
         raise UsageError(
-            "--ids counts people and rows, no elements: for sampled elements leave it out and say --r, "
-            "or --expected-elements with --elements-in-all"
+            "--ids counts people and rows, no elements: for sampled elements leave it out"
         )
     for name, size in _SIZES["items"], _SIZES["subjects"]:
         if getattr(arguments, name, None) is not None:

@@ -54,6 +54,11 @@ def read_table(arguments: argparse.Namespace) -> SubjectStats | SiloStats | None
     return stats if arguments.cap_data is None else stats.bounded(arguments.cap_data)
 
 
+def or_cap_data(arguments: argparse.Namespace) -> str:
+    """What else bounds items, unless it was given."""
+    return "" if arguments.cap_data is not None else "; --cap-data bounds the items in the data"
+
+
 def check_delta_of(
     arguments: argparse.Namespace, unit: str, stats: SubjectStats | SiloStats | None
 ) -> None:

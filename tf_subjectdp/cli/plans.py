@@ -192,7 +192,7 @@ def _algorithm(arguments: argparse.Namespace, scheme: str) -> tuple[Algorithm, i
     if arguments.cap is not None and (scheme != "poisson_subjects" or name == "elementdp"):
         raise UsageError(
             f"--cap has no meaning for {name} here: it is for groupdp, or where "
-            "subjects are sampled; --cap-data bounds the items in the data"
+            f"subjects are sampled{inputs.or_cap_data(arguments)}"
         )
     return algorithm, arguments.cap
 
