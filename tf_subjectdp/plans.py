@@ -7,7 +7,6 @@ the same frozen object.
 """
 
 import dataclasses
-import decimal
 import functools
 import hashlib
 import json
@@ -24,6 +23,7 @@ from tf_subjectdp.algorithms import (
     SamplingFacts,
     algorithm_from_config,
 )
+from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.plan_length import check_steps, length_in_steps
 from tf_subjectdp.sampling import (
     Sampler,
@@ -353,14 +353,6 @@ def check_delta(delta: float) -> float:
     if not 0.0 < delta < 1.0:
         raise ValueError(f"delta={delta} must lie strictly between 0 and 1, e.g. delta=1e-5.")
     return float(delta)
-
-
-def rounded_up(epsilon: float) -> str:
-    """An epsilon as people read it: three digits after the point, never below the value."""
-    if math.isinf(epsilon):
-        return "infinite"
-    with decimal.localcontext(decimal.Context(prec=400, rounding=decimal.ROUND_CEILING)):
-        return str(decimal.Decimal(epsilon).quantize(decimal.Decimal("0.001")))
 
 
 @functools.lru_cache(maxsize=512)

@@ -11,8 +11,8 @@ from typing import Any
 
 from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import Algorithm
-from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT
-from tf_subjectdp.plans import Plan, check_delta, divisor_of_counts, rounded_up
+from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, rounded_up
+from tf_subjectdp.plans import Plan, check_delta, divisor_of_counts
 
 _WIDTH = 92
 _SOURCES = {

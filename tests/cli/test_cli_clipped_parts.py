@@ -7,9 +7,9 @@ import pytest
 
 import tf_subjectdp as sdp
 from tf_subjectdp import accounting
+from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.algorithms.part_clipping import adversary_curve
 from tf_subjectdp.cli import main
-from tf_subjectdp.plans import rounded_up
 
 DELTA = 1e-5
 SIGMA = 6.0

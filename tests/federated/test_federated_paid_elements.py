@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import tf_subjectdp as sdp
 from tf_subjectdp import accounting
+from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.elements import HashElements, KMeansElements
 from tf_subjectdp.federated import FederatedPlan, Spent, silo_data
-from tf_subjectdp.plans import rounded_up
 
 DELTA, SIGMA, ROUNDS, M = 1e-4, 4.0, 5, 2
 rng = np.random.default_rng(3)

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 import tf_subjectdp as sdp
 from tf_subjectdp import accounting
+from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.keras import releases
-from tf_subjectdp.plans import rounded_up
 from tf_subjectdp.statement import optimizer_statement
 
 UNKNOWN = "WEIGHTS FROM ELSEWHERE, whose cost is not known"

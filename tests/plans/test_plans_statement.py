@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tf_subjectdp as sdp
-from tf_subjectdp.plans import rounded_up
+from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.statement import privacy_statement
 
 STATS = sdp.SubjectStats.from_ids(np.arange(1000) % 200)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import decimal
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -177,9 +178,12 @@ class Guarantee:
         return accounting.compose([(self.events[0], self.times(steps))])
 
 
-def rounded_text(epsilon: float) -> str:
-    """epsilon with three digits after the point, rounded up."""
-    return f"{math.ceil(1e3 * epsilon) / 1e3:.3f}" if math.isfinite(1e3 * epsilon) else "infinite"
+def rounded_up(epsilon: float) -> str:
+    """An epsilon as people read it: three digits after the point, never below the value."""
+    if math.isinf(epsilon):
+        return "infinite"
+    with decimal.localcontext(decimal.Context(prec=400, rounding=decimal.ROUND_CEILING)):
+        return str(decimal.Decimal(epsilon).quantize(decimal.Decimal("0.001")))
 
 
 def check_noise_multiplier(value: float) -> float:

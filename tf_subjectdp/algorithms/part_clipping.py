@@ -154,7 +154,7 @@ class PartClipping(base.Algorithm):
             curve = adversary_curve(
                 facts, self.number_of_parts, noise_multiplier, steps=steps, group=k
             )
-            text = base.rounded_text(float(curve.epsilon(delta)))
+            text = base.rounded_up(float(curve.epsilon(delta)))
             figures.append(f"per {unit} ({k} item{'s' if k > 1 else ''}) {text}")
         return [
             "Adversaries: the figures above hold against the usual adversary (A0), who sees every noised "

@@ -51,7 +51,7 @@ class UserLDP(base.Algorithm):
         epsilon = accounting.epsilon(anything, steps, delta=delta)
         return [
             f"For {base.CHANGE_ANYTHING}, not only of one subject's items, at delta = {delta:g}: epsilon "
-            f"{base.rounded_text(epsilon)}."
+            f"{base.rounded_up(epsilon)}."
         ]
 
     def _subject(self, facts, sigma):

@@ -9,7 +9,7 @@ from typing import Any
 
 from tf_subjectdp.accounting.paper_rules import paper_rounds
 from tf_subjectdp.algorithms import check_noise_multiplier
-from tf_subjectdp.algorithms.base import within_silos
+from tf_subjectdp.algorithms.base import rounded_up, within_silos
 from tf_subjectdp.algorithms.part_clipping import changes_against_a1
 from tf_subjectdp.cli import inputs
 from tf_subjectdp.cli.arguments import UsageError
@@ -18,7 +18,6 @@ from tf_subjectdp.cli.choices import noise_words
 from tf_subjectdp.cli.options import CLIP_ELEMENTS, CLIP_PARTS
 from tf_subjectdp.cli.output import Result
 from tf_subjectdp.cli.question import Question, turns
-from tf_subjectdp.plans import rounded_up
 
 _RATES = {"poisson_subjects": "p", "poisson_elements": "r"}
 _SCHEMES = {

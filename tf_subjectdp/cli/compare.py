@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.cli import inputs
 from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.asking import epochs_in_rounds
@@ -16,7 +17,6 @@ from tf_subjectdp.cli.output import Result
 from tf_subjectdp.cli.progress import ProgressBar
 from tf_subjectdp.cli.question import Question
 from tf_subjectdp.planning import facts_of
-from tf_subjectdp.plans import rounded_up
 from tf_subjectdp.sampling import PoissonItems, PoissonSubjects, SiloStats, SubjectStats
 
 _HEADER = (

@@ -18,8 +18,9 @@ import numpy as np
 
 from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import Algorithm, SamplingFacts, algorithm_from_config
+from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.federated import costs
-from tf_subjectdp.plans import check_delta, check_unit, rounded_up
+from tf_subjectdp.plans import check_delta, check_unit
 from tf_subjectdp.sampling import Sampler, SiloStats, sampler_from_config
 
 

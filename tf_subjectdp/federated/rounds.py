@@ -17,6 +17,7 @@ from typing import Any, TextIO
 import numpy as np
 import tensorflow as tf
 
+from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.federated.client_work import SIZE_BINS
 from tf_subjectdp.federated.round_figures import (
     COLUMNS,
@@ -28,7 +29,6 @@ from tf_subjectdp.federated.round_figures import (
     subject_epsilons,
 )
 from tf_subjectdp.federated.spending import spent_in
-from tf_subjectdp.plans import rounded_up
 
 __all__ = ["COLUMNS", "RoundLog", "round_metrics", "run", "subject_epsilons"]
 

@@ -5,10 +5,10 @@ Knows the plan and what was spent; pure text.
 """
 
 from tf_subjectdp import accounting
-from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, within_silos
+from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, rounded_up, within_silos
 from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import FederatedPlan, Spent
-from tf_subjectdp.plans import divisor_of_counts, guarantee_of, rounded_up
+from tf_subjectdp.plans import divisor_of_counts, guarantee_of
 from tf_subjectdp.statement import fit_not_private, layout, not_covered
 
 _VIEWS = {

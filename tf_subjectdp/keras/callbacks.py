@@ -19,10 +19,11 @@ from typing import IO, Any
 import numpy as np
 import tensorflow as tf
 
+from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.keras import compat
 from tf_subjectdp.keras.releases import Record
 from tf_subjectdp.keras.trackers import EPSILON_POINTS
-from tf_subjectdp.plans import UNITS, Plan, rounded_up
+from tf_subjectdp.plans import UNITS, Plan
 
 try:
     import fcntl
