@@ -10,6 +10,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tf_subjectdp import clipping
 from tf_subjectdp.clipping import BatchPartition, EngineOptions, PartUpdates, clipped_sum
 from tf_subjectdp.clipping import partition as partitions
 from tf_subjectdp.keras import compat
@@ -275,3 +276,57 @@ def test_one_person_moves_a_hundred_million_weights_by_no_more_than_the_bound(en
             total = moves(rows).numpy()
             moved = math.sqrt(sum(np.sum(np.square(row.astype(np.float64))) for row in total))
             assert 1.0 - 1e-4 < moved <= 1.0 + 2e-6
+
+
+# -- rows whose tensors have sizes of their own ------------------------------------------------------
+
+
+def growing(row):
+    count = tf.cast(3.0 * tf.abs(row[0]), tf.int32)
+    shapes = (tf.TensorShape([]), tf.TensorShape([None]))
+    grown = tf.while_loop(
+        lambda at, _: at < count,
+        lambda at, v: (at + 1, tf.concat([v, 0.5 * v[:1]], 0)),
+        (tf.constant(0), row[:1]),
+        shape_invariants=shapes,
+    )
+    return tf.reduce_sum(grown[1])
+
+
+def each(function):
+    return lambda x: tf.map_fn(function, x)
+
+
+SIZES_OF_THEIR_OWN = {
+    "mask": lambda x: tf.math.segment_sum(tf.boolean_mask(x, x > 0), tf.where(x > 0)[:, 0]),
+    "ragged": lambda x: tf.reduce_sum(
+        tf.RaggedTensor.from_tensor(x, tf.cast(tf.abs(x[:, 0]), tf.int32)).to_tensor(), 1
+    ),
+    "map_fn": each(lambda row: tf.reduce_sum(tf.boolean_mask(row, row > 0))),
+    "cond": each(lambda row: tf.reduce_sum(tf.cond(row[0] > 0, lambda: row[:1], lambda: row[:2]))),
+    "while": each(growing),
+    "compiled": tf.function(lambda x: tf.reduce_sum(x, 1), jit_compile=True),
+}
+
+
+@pytest.mark.parametrize("kind", list(SIZES_OF_THEIR_OWN))
+def test_rows_of_unlike_sizes_go_to_the_loop_before_anything_is_computed(kind):
+    kernel = tf.Variable([[1.0, 2.0, 3.0]])
+
+    def losses(rows):
+        return SIZES_OF_THEIR_OWN[kind](rows[:, :3] * kernel), ()
+
+    found = clipping.choose_strategy(losses, [kernel], tf.TensorSpec([None, 3]), linear=True)
+    assert found[0] == "loop"
+    expected = "must be compiled" if kind == "compiled" else "depends on what is in a row"
+    assert expected in found[1]
+
+
+def test_inner_lengths_that_batches_leave_open_are_no_sizes_of_the_rows():
+    kernel = tf.Variable([[1.0, 2.0, 3.0]])
+
+    def losses(rows):
+        return tf.reduce_sum(tf.nn.softmax(rows * kernel), [1, 2]), ()
+
+    found = clipping.choose_strategy(losses, [kernel], tf.TensorSpec([None, None, 3]), linear=True)
+    assert found[0] == "vectorized"

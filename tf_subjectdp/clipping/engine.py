@@ -192,7 +192,7 @@ def _choose(row_function, variables, row_spec, linear, options, layers) -> tuple
     if options.strategy != "vectorized":
         reason = norm_only.why_not(row_function, variables, row_spec, layers)
         if not reason:
-            how = "every weight has a rule, and no row meets another"
+            how = "every use of a weight is known, and no row meets another"
             if options.jit_compile:
                 how += "; compiled by XLA, anew for each size of a batch: pad batches"
             return "norm_only", how, logging.INFO
