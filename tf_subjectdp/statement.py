@@ -13,6 +13,7 @@ from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import Algorithm
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, rounded_up
 from tf_subjectdp.plans import Plan, check_delta, divisor_of_counts
+from tf_subjectdp.runs import Released, Run
 
 _WIDTH = 92
 _SOURCES = {
@@ -115,29 +116,34 @@ def optimizer_statement(
       delta: None takes the plan's, or a tenth of 1 / the units that it protects.
       engine: how the sums were computed, for the technical lines.
     """
-    releases = optimizer._releases.look()
-    others = releases.of_other_plans()
-    paragraphs = [_own_statement(optimizer, delta, engine, releases.remarks)]
-    paragraphs += [layout([_earlier_sentence(run, delta)]) for run in others]
-    of_plan = int(releases.of_this_plan()[0])
-    if of_plan:
+    return released_statement(optimizer._releases.look().released, delta=delta, engine=engine)
+
+
+def released_statement(
+    released: Released, *, delta: float | None = None, engine: str | None = None
+) -> str:
+    """The statement about weights, of a model at hand or in a file; see `optimizer_statement`."""
+    own = released.own
+    paragraphs = [_own_statement(released, delta, engine)]
+    paragraphs += [layout([_earlier_sentence(run, delta)]) for run in released.others]
+    if released.before:
         paragraphs.append(
             layout(
                 [
-                    f"Of these {optimizer.steps_taken} steps {of_plan} were taken before, by another "
+                    f"Of these {own.steps} steps {released.before} were taken before, by another "
                     "optimizer or in another process, whose weights came in. The figures count them."
                 ]
             )
         )
-    if others and optimizer.plan is not None:
-        paragraphs.append(layout([_in_all(optimizer, _delta(optimizer.plan, delta))]))
+    if released.others and own.plan is not None:
+        paragraphs.append(layout([_in_all(released, _delta(own.plan, delta))]))
     return "\n\n".join(paragraphs)
 
 
-def _in_all(optimizer: Any, delta: float) -> str:
+def _in_all(released: Released, delta: float) -> str:
     """One figure for all runs, where there is one."""
-    plan = optimizer.plan
-    total = optimizer._releases.epsilon_in_all(delta=delta)
+    plan = released.own.plan
+    total = released.epsilon_in_all(delta=delta)
     if math.isfinite(total):
         return (
             f"IN ALL: this run and those beside it, composed: epsilon per {plan.unit} = "
@@ -150,7 +156,7 @@ def _in_all(optimizer: Any, delta: float) -> str:
     )
 
 
-def _earlier_sentence(run: Any, delta: float | None) -> str:
+def _earlier_sentence(run: Run, delta: float | None) -> str:
     plan, steps = run.plan, run.steps
     seeded = "" if not run.seeded else f" NOT PRIVATE: {run.seeded} of them were drawn with a seed."
     if plan is None:
@@ -176,22 +182,21 @@ def _earlier_sentence(run: Any, delta: float | None) -> str:
     )
 
 
-def _own_statement(
-    optimizer: Any, delta: float | None, engine: str | None, first: Sequence[str]
-) -> str:
-    steps = optimizer.steps_taken
-    if optimizer.plan is not None:
+def _own_statement(released: Released, delta: float | None, engine: str | None) -> str:
+    own = released.own
+    if own.plan is not None:
         return privacy_statement(
-            optimizer.plan,
-            steps=steps,
+            own.plan,
+            steps=own.steps,
             delta=delta,
             engine=engine,
-            seeded_steps=optimizer.steps_drawn_with_seed,
-            first=first,
+            seeded_steps=own.seeded,
+            first=released.remarks,
         )
-    algorithm = optimizer.algorithm
-    paragraphs = [f"PRIVACY STATEMENT ({type(algorithm).__name__}, {steps} steps taken)", *first]
-    if optimizer.noise_multiplier == 0.0:
+    algorithm = own.algorithm
+    title = f"PRIVACY STATEMENT ({type(algorithm).__name__}, {own.steps} steps taken)"
+    paragraphs = [title, *released.remarks]
+    if own.noise_multiplier == 0.0:
         paragraphs.append("NOT PRIVATE: the noise multiplier is 0.")
     paragraphs += [
         (
@@ -200,7 +205,7 @@ def _own_statement(
             "was really used, or train with a plan."
         ),
         *algorithm.sources(),
-        _noise_sentence(optimizer.noise_multiplier, algorithm, optimizer.divisor),
+        _noise_sentence(own.noise_multiplier, algorithm, released.divisor),
         not_covered(True, True, unpaid=algorithm.unpaid()),
     ]
     if engine:

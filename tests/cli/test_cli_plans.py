@@ -7,7 +7,7 @@ import pytest
 
 import tf_subjectdp as sdp
 from tf_subjectdp.cli import main
-from tf_subjectdp.keras.releases import Record, Run
+from tf_subjectdp.runs import Record, Run
 from tf_subjectdp.statement import privacy_statement
 
 WORDS = (

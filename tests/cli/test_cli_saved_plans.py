@@ -206,14 +206,25 @@ _LIE["facts"] = {**_LIE["facts"], "rate": 1e-6}
 
 
 def _saved(path, **releases):
-    config = {"class_name": "PrivateModel", "config": {"releases": releases}}
+    compiled = {"optimizer": {"config": {"plan": _TWO[0].get_config()}}}
+    config = {
+        "class_name": "PrivateModel",
+        "config": {"releases": releases},
+        "compile_config": compiled,
+    }
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", json.dumps(config))
     return ["statement", "--model", str(path)]
 
 
 def test_runs_of_one_plan_add_up_and_remarks_come_first(capsys, tmp_path):
-    run = {"plan": _TWO[0].get_config(), "steps": 1, "seeded": 0}
+    run = {
+        "plan": _TWO[0].get_config(),
+        "algorithm": _TWO[0].algorithm.get_config(),
+        "noise_multiplier": 1.5,
+        "steps": 1,
+        "seeded": 0,
+    }
     runs = {"a": run, "b": {**run, "steps": 2, "seeded": 1}}
     assert (
         main(_saved(tmp_path / "m.keras", record={"runs": runs, "remarks": ["FIRST OF ALL."]})) == 0
@@ -227,10 +238,13 @@ def test_runs_of_one_plan_add_up_and_remarks_come_first(capsys, tmp_path):
     "releases, words",
     [
         ({}, "does not say what was released"),
-        ({"runs": [], "remarks": []}, "does not say what was released"),
-        ({"runs": [{"steps": -1, "plan": None}], "remarks": []}, "its steps are -1"),
-        ({"runs": [{"steps": 1, "plan": {}}], "remarks": []}, "a plan in"),
-        ({"runs": [{"steps": 1, "plan": _LIE}], "remarks": []}, "contradicts itself: its rate"),
+        ({"record": {"runs": {}}}, "does not say what was released"),
+        ({"record": {"runs": {"a": {"steps": -1}}, "remarks": []}}, "its steps are -1"),
+        ({"record": {"runs": {"a": {"steps": 1, "plan": {}}}, "remarks": []}}, "a plan in"),
+        (
+            {"record": {"runs": {"a": {"steps": 1, "plan": _LIE}}, "remarks": []}},
+            "contradicts itself: its rate",
+        ),
     ],
 )
 def test_a_model_that_does_not_say_what_was_released_is_refused(capsys, tmp_path, releases, words):

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import tf_subjectdp as sdp
-from tf_subjectdp import accounting
+from tf_subjectdp import accounting, runs
 from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.keras import releases
 from tf_subjectdp.statement import optimizer_statement
@@ -205,10 +205,10 @@ def test_costs_compose_over_several_runs_and_never_twice(box, giver, loud, quiet
 
 def test_only_promises_about_the_same_change_of_the_data_compose(box):
     def run(plan):
-        return releases.Run(plan, plan.algorithm, plan.noise_multiplier, plan.steps)
+        return runs.Run(plan, plan.algorithm, plan.noise_multiplier, plan.steps)
 
     def total(plan, *others, unit="subject"):
-        return releases.epsilon_in_all(plan, 4, [run(o) for o in others], delta=1e-3, unit=unit)
+        return runs.epsilon_in_all(plan, 4, [run(o) for o in others], delta=1e-3, unit=unit)
 
     plan, anything = box.plan(), box.plan(sdp.UserLDP(1.0), noise_multiplier=9.0)
     fixed = [box.plan(a(1.0), sdp.FixedSize(15)) for a in (sdp.HiGradAvg, sdp.ItemDP)]
@@ -217,8 +217,8 @@ def test_only_promises_about_the_same_change_of_the_data_compose(box):
     # Adding a person is not replacing one; without noise, or without a plan, there is no figure.
     assert total(plan, fixed[0]) == total(anything, plan) == np.inf
     assert total(plan, box.plan(noise_multiplier=0.0)) == np.inf
-    unplanned = releases.Run(None, plan.algorithm, 1.0, 3)
-    assert releases.epsilon_in_all(plan, 4, [unplanned], delta=1e-3) == np.inf
+    unplanned = runs.Run(None, plan.algorithm, 1.0, 3)
+    assert runs.epsilon_in_all(plan, 4, [unplanned], delta=1e-3) == np.inf
     # Where no engine does both, the shares of each add up at parts of delta.
     found = total(*fixed, unit="item")
     halves = [p.epsilon(5e-4, unit="item") for p in fixed]

@@ -12,7 +12,7 @@ import tf_subjectdp as sdp
 from tf_subjectdp import accounting
 from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.elements import HashElements, KMeansElements
-from tf_subjectdp.keras.releases import Record, Run
+from tf_subjectdp.runs import Record, Run
 from tf_subjectdp.statement import optimizer_statement, privacy_statement
 
 DELTA, SIGMA, STEPS, FIT_SIGMA, ITERATIONS, M = 1e-5, 12.0, 6, 9.0, 4, 3

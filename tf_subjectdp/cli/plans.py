@@ -12,7 +12,7 @@ import warnings
 import zipfile
 from typing import Any
 
-from tf_subjectdp.algorithms import Algorithm, algorithm_from_config
+from tf_subjectdp.algorithms import Algorithm
 from tf_subjectdp.cli import inputs
 from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.choices import algorithm_of, check_parts
@@ -20,8 +20,9 @@ from tf_subjectdp.cli.holders import sampler_of, scheme_of
 from tf_subjectdp.cli.output import Result, jsonable
 from tf_subjectdp.planning import plan as make_plan
 from tf_subjectdp.plans import Plan
+from tf_subjectdp.runs import Record, Released, Run
 from tf_subjectdp.sampling import SiloStats, SubjectStats
-from tf_subjectdp.statement import optimizer_statement, privacy_statement
+from tf_subjectdp.statement import privacy_statement, released_statement
 
 # Everything that makes a plan: none of it goes with a plan that was made before.
 _CHOICES = (
@@ -125,14 +126,16 @@ def _figures(made: Plan, steps: int, delta: float | None, text: str) -> dict[str
 
 
 def _of_model(arguments: argparse.Namespace) -> Result:
-    own, others, remarks = read_model(arguments.model)
-    text = optimizer_statement(own, delta=arguments.delta, others=others, first=remarks)
+    released = read_model(arguments.model)
+    own = released.own
+    text = released_statement(released, delta=arguments.delta)
     if own.plan is None:
         return Result({"command": "statement", "statement": text}, text=text)
-    data = _figures(own.plan, own.steps_taken, arguments.delta, text)
-    # The figure is of one run; what else was released of the same weights is beside it in the text.
-    data["runs_beside"] = len(others)
-    data["remarks"] = remarks
+    data = _figures(own.plan, own.steps, arguments.delta, text)
+    # That figure is of the plan's steps; what else was released of the same weights is counted here.
+    data["runs_beside"] = len(released.others)
+    data["epsilon_in_all"] = released.epsilon_in_all(delta=data["delta"])
+    data["remarks"] = list(released.remarks)
     return Result(data, text=text)
 
 
@@ -259,21 +262,8 @@ def _checked_plan(config: Any, path: str) -> Plan:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class SavedRun:
-    """What a statement asks of a `DPOptimizer`, as a saved model has it."""
-
-    plan: Plan | None
-    algorithm: Algorithm
-    noise_multiplier: float
-    divisor: float
-    steps_taken: int
-    steps_drawn_with_seed: int
-
-
-def read_model(path: str) -> tuple[SavedRun, list[tuple[Plan | None, int]], list[str]]:
-    """From a PrivateModel saved as '.keras': the run it was compiled for, (plan, steps) of all others
-    of the same weights, and what a statement says before its figures.
+def read_model(path: str) -> Released:
+    """What was released of a PrivateModel saved as '.keras'.
 
     Raises:
       ValueError: another file, or one that does not say what was released.
@@ -293,55 +283,31 @@ def read_model(path: str) -> tuple[SavedRun, list[tuple[Plan | None, int]], list
             f"{path} holds a {kind} and not a PrivateModel: an inner model carries neither plan nor steps"
         )
     try:
-        releases = config["config"]["releases"]
-        record = releases.get("record", releases)
-        runs = record["runs"]
-        runs = list(runs.values() if isinstance(runs, dict) else runs)
-        remarks = [str(remark) for remark in record["remarks"]]
-        found = [
-            (_plan_of(run, path), _whole_steps(run["steps"]), run.get("seeded")) for run in runs
-        ]
-        compiled = config.get("compile_config") or {}
-        optimizer = compiled["optimizer"]["config"] if compiled else dict(runs[-1])
-        own = _plan_of(optimizer, path)
-        algorithm = algorithm_from_config(optimizer["algorithm"]) if own is None else own.algorithm
-        noise = float((optimizer if own is None else own.get_config())["noise_multiplier"])
-        divisor = float(optimizer["divisor"]) if own is None else own.divisor
+        record = config["config"]["releases"]["record"]
+        for run in record["runs"].values():
+            _check_run(run, path)
+        optimizer = config["compile_config"]["optimizer"]["config"]
+        _check_run(nothing := {**optimizer, "steps": 0, "seeded": 0}, path)
+        own = Run.from_config({"plan": None, "noise_multiplier": math.nan, **nothing})
+        if own.plan is not None:
+            own = dataclasses.replace(own, noise_multiplier=own.plan.noise_multiplier)
+        divisor = own.plan.divisor if own.plan else float(optimizer["divisor"])
+        return Released.of_file(Record.from_config(record), own, divisor)
     except UsageError:
         raise
-    except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path} does not say what was released of its weights in a way that this version reads "
             f"({type(error).__name__}: {error}); load it, and print model.privacy_statement()"
         ) from None
-    if any(seeded is None for _, _, seeded in found):
-        warnings.warn(
-            f"{path} does not say whether batches were drawn with a seed, which would not be private.",
-            stacklevel=2,
-        )
-    steps: dict[int | None, list[Any]] = {_identity(own): [own, 0, 0]}
-    for plan, count, seeded in found:
-        entry = steps.setdefault(_identity(plan), [plan, 0, 0])
-        entry[1] += count
-        entry[2] += _whole_steps(seeded or 0)
-    _, taken, seeded = steps.pop(_identity(own))
-    run = SavedRun(own, algorithm, noise, divisor, taken, seeded)
-    return run, [(plan, count) for plan, count, _ in steps.values() if count], remarks
 
 
-def _plan_of(config: dict[str, Any], path: str) -> Plan | None:
-    plan = config.get("plan")
-    return None if plan is None else _checked_plan(plan, f"a plan in {path}")
-
-
-def _identity(plan: Plan | None) -> int | None:
-    return None if plan is None else plan.identity
-
-
-def _whole_steps(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= 2**53:
-        raise ValueError(f"its steps are {value!r}")
-    return value
+def _check_run(run: dict[str, Any], path: str) -> None:
+    if run.get("plan") is not None:
+        _checked_plan(run["plan"], f"a plan in {path}")
+    for name in ("steps", "seeded"):
+        if type(run[name]) is not int or not 0 <= run[name] <= 2**53:
+            raise ValueError(f"its {name} are {run[name]!r}")
 
 
 def _constants(found: Plan, again: Plan):

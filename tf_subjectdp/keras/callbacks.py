@@ -21,9 +21,9 @@ import tensorflow as tf
 
 from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.keras import compat
-from tf_subjectdp.keras.releases import Record
 from tf_subjectdp.keras.trackers import EPSILON_POINTS
 from tf_subjectdp.plans import UNITS, Plan
+from tf_subjectdp.runs import Record
 
 try:
     import fcntl
@@ -119,8 +119,9 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         delta = plan.delta if self.delta is None else self.delta
         if delta is None:
             raise ValueError("this plan has no delta; say PrivacyBudget(..., delta=1e-5).")
+        released = releases.released
         self._allowed = steps_within(
-            lambda steps: releases.epsilon_in_all(delta=delta, unit=self.unit, steps=steps),
+            lambda steps: released.epsilon_in_all(delta=delta, unit=self.unit, steps=steps),
             self.epsilon,
             plan.steps,
         )
@@ -183,8 +184,8 @@ class PrivacyScalars(tf.keras.callbacks.Callback):
         delta = plan.stated_delta
         stride = -(-plan.steps // EPSILON_POINTS)
         points = [min(stride * (n + 1), plan.steps) for n in range(EPSILON_POINTS)]
-        releases = self.model.optimizer._releases.look()
-        values = [releases.epsilon_in_all(delta=delta, steps=steps) for steps in points]
+        released = self.model.optimizer._releases.look().released
+        values = [released.epsilon_in_all(delta=delta, steps=steps) for steps in points]
         # Rounded up to float32, which the progress bar shows.
         self.model._trackers.set_epsilons(stride, [value * (1.0 + 1e-6) for value in values])
         if self.log_dir is not None:

@@ -13,7 +13,6 @@ recognised by their values.
 import dataclasses
 import functools
 import hashlib
-import json
 import math
 import secrets
 import warnings
@@ -24,22 +23,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_subjectdp import accounting
-from tf_subjectdp.algorithms import Algorithm, Guarantee, algorithm_from_config
-from tf_subjectdp.algorithms.base import CHANGE_ANYTHING
 from tf_subjectdp.keras import compat
-from tf_subjectdp.plans import Plan
-
-UNKNOWN = (
-    "WEIGHTS FROM ELSEWHERE, whose cost is not known: some weights of this model were written by "
-    "something else than the private steps that are counted here, and are not those of a run that is "
-    "known. If people's data went into them, the figures below do not cover it, and may not be taken "
-    "for the cost of the model."
-)
-PUBLIC = (
-    "The weights that the training began with are fresh, or were trained on data that need no "
-    'protection: this is the user\'s word (initial_weights="public").'
-)
+from tf_subjectdp.runs import PUBLIC, UNKNOWN, Record, Released, Run
 
 # Coordinates of a variable that are looked at.
 _COORDINATES = 8
@@ -47,139 +32,6 @@ _COORDINATES = 8
 _MET = 16
 # Weights that are larger are not made a second time to see whether they are fresh.
 _REDRAWN, _REDRAWN_ORTHOGONAL = 2**24, 2**20
-
-
-# -- runs and their cost ------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """Steps that one optimizer released in one process.
-
-    Attributes:
-      plan: the plan; None where the sampling was the user's word.
-      algorithm, noise_multiplier: the plan's, or the optimizer's.
-      steps: noised sums released.
-      seeded: how many of them were drawn with a seed.
-    """
-
-    plan: Plan | None
-    algorithm: Algorithm
-    noise_multiplier: float
-    steps: int
-    seeded: int = 0
-
-    @functools.cached_property
-    def identity(self) -> Any:
-        """Equal for runs that differ in their length alone, whose steps may be added up."""
-        if self.plan is not None:
-            return self.plan.identity
-        return json.dumps([self.algorithm.get_config(), self.noise_multiplier], sort_keys=True)
-
-    def counted(self) -> np.ndarray:
-        """int64 [2]: steps, where an epoch of shuffled data that was begun counts whole; seeded ones."""
-        length = 1
-        if self.plan is not None:
-            length = self.plan.guarantee(self.plan.unit).steps_per_event
-        return np.array([-(-self.steps // length) * length, self.seeded], np.int64)
-
-    def merged(self, other: "Run") -> "Run":
-        """The later state of the same run."""
-        longer = max(
-            (run.plan for run in (self, other)), key=lambda plan: plan.steps if plan else 0
-        )
-        steps, seeded = max(self.steps, other.steps), max(self.seeded, other.seeded)
-        return dataclasses.replace(self, plan=longer, steps=steps, seeded=seeded)
-
-    def get_config(self) -> dict[str, Any]:
-        """JSON-able; `from_config` is the inverse."""
-        return {
-            "plan": None if self.plan is None else self.plan.get_config(),
-            "algorithm": self.algorithm.get_config(),
-            "noise_multiplier": self.noise_multiplier,
-            "steps": int(self.steps),
-            "seeded": int(self.seeded),
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Run":
-        plan = None if config["plan"] is None else Plan.from_config(config["plan"])
-        algorithm = plan.algorithm if plan else algorithm_from_config(config["algorithm"])
-        noise = float(config["noise_multiplier"])
-        return cls(plan, algorithm, noise, int(config["steps"]), int(config["seeded"]))
-
-
-class Record:
-    """Runs by their random names, and what every statement must say before its figures."""
-
-    def __init__(self, runs: Iterable[tuple[str, Run]] = (), remarks: Iterable[str] = ()):
-        self.runs: dict[str, Run] = {}
-        self.remarks: dict[str, None] = dict.fromkeys(remarks)
-        for name, run in runs:
-            self.add(name, run)
-
-    def add(self, name: str, run: Run) -> None:
-        if run.steps > 0:
-            before = self.runs.get(name)
-            self.runs[name] = run if before is None else before.merged(run)
-
-    def absorb(self, other: "Record") -> None:
-        """Adds what `other` has; the same run with fewer steps adds nothing."""
-        for name, run in other.runs.items():
-            self.add(name, run)
-        self.remarks.update(other.remarks)
-
-    def get_config(self) -> dict[str, Any]:
-        """JSON-able; `from_config` is the inverse."""
-        runs = {name: run.get_config() for name, run in self.runs.items()}
-        return {"runs": runs, "remarks": list(self.remarks)}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Record":
-        runs = [(name, Run.from_config(run)) for name, run in config["runs"].items()]
-        return cls(runs, config["remarks"])
-
-
-def epsilon_in_all(
-    plan: Plan, steps: int, others: Sequence[Run], *, delta: float, unit: str | None = None
-) -> float:
-    """Epsilon of `steps` steps of a plan and of other runs together, for the adjacency of the plan.
-
-    Composed exactly. As in `Plan.known_epsilon` the fit of elements counts where it is known.
-
-    Returns:
-      An upper bound; infinity where a run has no figure for this unit and change of the data.
-    """
-    unit = plan.unit if unit is None else unit
-    own = plan.guarantee(unit)
-    beside = _before(plan, unit)
-    for run in others:
-        found = None if run.plan is None else _guarantee(run.plan, unit)
-        if found is None or not _compose(plan, own, run.plan, found, unit):
-            return math.inf
-        times = found.times(run.steps)
-        event = min(found.events, key=lambda event: accounting.epsilon(event, times, delta=delta))
-        beside += [(event, times), *_before(run.plan, unit)]
-    return own.epsilon(steps, delta, accounting.compose(beside) if beside else None)
-
-
-def _guarantee(plan: Plan, unit: str) -> Guarantee | None:
-    try:
-        return plan.guarantee(unit)
-    except ValueError:  # nothing is proven for this unit
-        return None
-
-
-def _before(plan: Plan, unit: str) -> list[tuple[Any, int]]:
-    event = None if plan.algorithm.unpaid() else plan.algorithm.event_before(unit)
-    return [] if event is None else [(event, 1)]
-
-
-def _compose(plan: Plan, own: Guarantee, other: Plan, found: Guarantee, unit: str) -> bool:
-    """Whether two promises are about the same change of the data."""
-    if unit == "element" and plan.algorithm.get_config() != other.algorithm.get_config():
-        return False  # An element of one map is no element of the other.
-    return own.adjacency == found.adjacency or found.adjacency == CHANGE_ANYTHING
 
 
 # -- how weights are recognised -----------------------------------------------------------------------
@@ -437,23 +289,16 @@ class Releases:
         found = [run.counted() for run in self.others.values() if run.identity == identity]
         return np.sum(found, axis=0, dtype=np.int64) if found else np.zeros(2, np.int64)
 
-    def epsilon_in_all(
-        self, *, delta: float, unit: str | None = None, steps: int | None = None
-    ) -> float:
-        """What the plan's steps and the runs of other plans cost together; see `epsilon_in_all`.
-
-        Args:
-          delta: in (0, 1).
-          unit: None takes the plan's.
-          steps: of the plan; None takes those that were taken.
-        """
-        steps = self.owner.steps_taken if steps is None else steps
-        others = self.of_other_plans()
-        if self.unknown:
-            return math.inf
-        if not others:
-            return self.owner.plan.known_epsilon(delta, unit=unit, steps=steps)
-        return epsilon_in_all(self.owner.plan, steps, others, delta=delta, unit=unit)
+    @property
+    def released(self) -> Released:
+        """What a statement is about: the optimizer's plan, and all that its weights brought with them."""
+        owner = self.owner
+        own = dataclasses.replace(
+            owner.own_run, steps=owner.steps_taken, seeded=owner.steps_drawn_with_seed
+        )
+        before = int(self.of_this_plan()[0])
+        others = tuple(self.of_other_plans())
+        return Released(own, owner.divisor, before, others, tuple(self.remarks))
 
     # -- what is looked at ----------------------------------------------------------------------------
 

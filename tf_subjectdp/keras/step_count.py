@@ -15,8 +15,9 @@ import tensorflow as tf
 from tf_subjectdp.algorithms import Algorithm
 from tf_subjectdp.keras import compat
 from tf_subjectdp.keras.batches import Draw
-from tf_subjectdp.keras.releases import Releases, Run, register_file
+from tf_subjectdp.keras.releases import Releases, register_file
 from tf_subjectdp.plans import Plan
+from tf_subjectdp.runs import Run
 from tf_subjectdp.sampling.dataset import LAST_PASS, new_pass
 
 # Passes over a plan's dataset share this many places, by their numbers. A place knows the newest pass
