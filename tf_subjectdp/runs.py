@@ -107,6 +107,10 @@ class Record:
             self.add(name, run)
         self.remarks.update(other.remarks)
 
+    def first(self) -> tuple[str, ...]:
+        """The remarks in the order in which a statement says them."""
+        return tuple(sorted(self.remarks, key=lambda sentence: sentence != UNKNOWN))
+
     def get_config(self) -> dict[str, Any]:
         """JSON-able; `from_config` is the inverse."""
         runs = {name: run.get_config() for name, run in self.runs.items()}
@@ -143,7 +147,7 @@ class Released:
         others = tuple(run for run in record.runs.values() if run.identity != own.identity)
         steps, seeded = sum((run.counted() for run in same), np.zeros(2, np.int64)).tolist()
         own = dataclasses.replace(own, steps=steps, seeded=seeded)
-        return cls(own, divisor, steps, others, tuple(record.remarks))
+        return cls(own, divisor, steps, others, record.first())
 
     @property
     def unknown(self) -> bool:

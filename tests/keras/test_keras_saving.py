@@ -5,6 +5,7 @@ import io
 import os
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 import textwrap
@@ -83,7 +84,15 @@ def numbers(folder):
                         else None
                     )
                 )
-    return found
+    return {place: without_random_names(value) for place, value in found.items()}
+
+
+def without_random_names(value):
+    """The record of releases names runs and weights by random numbers; the rest of it stays."""
+    text = bytes(value) if value.dtype == np.uint8 else value.item() if value.ndim == 0 else b""
+    if not isinstance(text, bytes) or not text.startswith(b"{"):
+        return value
+    return np.array(re.sub(rb'"[0-9a-f]{16,20}"', b'"#"', text))
 
 
 @tf.keras.utils.register_keras_serializable("tests")

@@ -251,9 +251,9 @@ class Releases:
         self._record.remarks[sentence] = None
 
     @property
-    def remarks(self) -> list[str]:
-        """The sentences of `remark`, which no epsilon covers."""
-        return list(self._record.remarks)
+    def remarks(self) -> tuple[str, ...]:
+        """The sentences of `remark`, which no epsilon covers; that weights are from elsewhere leads."""
+        return self._record.first()
 
     @property
     def unknown(self) -> bool:
@@ -298,7 +298,7 @@ class Releases:
         )
         before = int(self.of_this_plan()[0])
         others = tuple(self.of_other_plans())
-        return Released(own, owner.divisor, before, others, tuple(self.remarks))
+        return Released(own, owner.divisor, before, others, self.remarks)
 
     # -- what is looked at ----------------------------------------------------------------------------
 
