@@ -22,7 +22,8 @@ UNKNOWN = (
     "WEIGHTS FROM ELSEWHERE, whose cost is not known: some weights of this model were written by "
     "something else than the private steps that are counted here, and are not those of a run that is "
     "known. If people's data went into them, the figures below do not cover it, and may not be taken "
-    "for the cost of the model."
+    "for the cost of the model. (Of fresh weights, or public ones, you say so: "
+    'PrivateModel(model, initial_weights="public").)'
 )
 PUBLIC = (
     "The weights that the training began with are fresh, or were trained on data that need no "
@@ -107,6 +108,23 @@ class Record:
             self.add(name, run)
         self.remarks.update(other.remarks)
 
+    def split(self, identity: Any, without: str = "") -> tuple[np.ndarray, tuple[Run, ...]]:
+        """int64 [2], steps and seeded ones of the runs of one plan; and the runs of other plans.
+
+        Args:
+          identity: the plan's, see `Run.identity`.
+          without: the name of a run that is left out.
+        """
+        runs = [run for name, run in self.runs.items() if name != without]
+        same = [run.counted() for run in runs if run.identity == identity]
+        others = tuple(run for run in runs if run.identity != identity)
+        return np.sum([np.zeros(2, np.int64), *same], axis=0), others
+
+    @property
+    def unknown(self) -> bool:
+        """Whether some weights came from elsewhere, so that no figure covers all of them."""
+        return UNKNOWN in self.remarks
+
     def first(self) -> tuple[str, ...]:
         """The remarks in the order in which a statement says them."""
         return tuple(sorted(self.remarks, key=lambda sentence: sentence != UNKNOWN))
@@ -143,9 +161,8 @@ class Released:
     @classmethod
     def of_file(cls, record: Record, own: Run, divisor: float) -> "Released":
         """What a saved model's record says, for the plan (or algorithm and noise) that `own` names."""
-        same = [run for run in record.runs.values() if run.identity == own.identity]
-        others = tuple(run for run in record.runs.values() if run.identity != own.identity)
-        steps, seeded = sum((run.counted() for run in same), np.zeros(2, np.int64)).tolist()
+        counted, others = record.split(own.identity)
+        steps, seeded = counted.tolist()
         own = dataclasses.replace(own, steps=steps, seeded=seeded)
         return cls(own, divisor, steps, others, record.first())
 

@@ -6,6 +6,7 @@ import json
 import pytest
 
 import tf_subjectdp as sdp
+from tf_subjectdp import accounting
 from tf_subjectdp.cli import main
 from tf_subjectdp.runs import Record, Run
 from tf_subjectdp.statement import privacy_statement
@@ -127,8 +128,14 @@ def test_a_ledger_says_the_steps_of_its_plan(capsys, tmp_path):
     config = {"steps": 70, "plan": expected_plan().identity, "releases": released}
     ledger.write_text(json.dumps(config))
     out = run(capsys, "statement", "--plan", plan_file, "--ledger", ledger)
-    begins = " ".join(out.split("Per subject")[0].split())
-    assert "WEIGHTS FROM ELSEWHERE NOT COUNTED HERE: 9 steps of another run" in begins
+    text = " ".join(out.split())
+    assert "70 of 100 planned steps taken) WEIGHTS FROM ELSEWHERE Per subject" in text
+    assert "BESIDE THIS: the same weights were trained for 9 steps in another run" in text
+    both = accounting.compose([(expected_plan().step_event, 70), (other.step_event, 9)])
+    total = accounting.epsilon(both, delta=expected_plan().delta)
+    assert (
+        f"IN ALL: this run and those beside it, composed: epsilon per subject = {total:.2f}" in text
+    )
     ledger.write_text(json.dumps({**config, "releases": {"runs": 3}}))
     assert main(["statement", "--plan", str(plan_file), "--ledger", str(ledger)]) == 2
     assert "is no ledger" in capsys.readouterr().err

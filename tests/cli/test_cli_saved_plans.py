@@ -12,6 +12,7 @@ import pytest
 
 import tf_subjectdp as sdp
 from tf_subjectdp.cli import main
+from tf_subjectdp.runs import Run
 from tf_subjectdp.statement import privacy_statement
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,26 +206,20 @@ _LIE = _TWO[0].get_config()
 _LIE["facts"] = {**_LIE["facts"], "rate": 1e-6}
 
 
+def _run(plan, steps=0):
+    return Run(plan, plan.algorithm, plan.noise_multiplier, steps).get_config()
+
+
 def _saved(path, **releases):
-    compiled = {"optimizer": {"config": {"plan": _TWO[0].get_config()}}}
-    config = {
-        "class_name": "PrivateModel",
-        "config": {"releases": releases},
-        "compile_config": compiled,
-    }
+    releases = {"own": _run(_TWO[0]), "divisor": _TWO[0].divisor, **releases}
+    config = {"class_name": "PrivateModel", "config": {"releases": releases}}
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", json.dumps(config))
     return ["statement", "--model", str(path)]
 
 
 def test_runs_of_one_plan_add_up_and_remarks_come_first(capsys, tmp_path):
-    run = {
-        "plan": _TWO[0].get_config(),
-        "algorithm": _TWO[0].algorithm.get_config(),
-        "noise_multiplier": 1.5,
-        "steps": 1,
-        "seeded": 0,
-    }
+    run = _run(_TWO[0], steps=1)
     runs = {"a": run, "b": {**run, "steps": 2, "seeded": 1}}
     assert (
         main(_saved(tmp_path / "m.keras", record={"runs": runs, "remarks": ["FIRST OF ALL."]})) == 0

@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small table, small plans and small models for the Keras tests."""
 
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -76,3 +82,21 @@ def plan(box):
 def clean_keras():
     yield
     tf.keras.backend.clear_session()
+
+
+@pytest.fixture
+def in_a_new_process():
+    """Runs a script in a process of its own, where only this library is found."""
+    root = str(pathlib.Path(sdp.__file__).parents[1])
+
+    def run(script):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            env={**os.environ, "PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    return run

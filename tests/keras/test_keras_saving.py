@@ -2,13 +2,8 @@
 """The step count that epsilon depends on survives every way of saving, or the way is refused."""
 
 import io
-import os
-import pathlib
 import pickle
 import re
-import subprocess
-import sys
-import textwrap
 import zipfile
 
 import h5py
@@ -50,16 +45,6 @@ def same_optimizer_state(left, right):
     return len(values[0]) == len(values[1]) and all(
         np.array_equal(a, b) for a, b in zip(*values, strict=True)
     )
-
-
-def in_a_new_process(script):
-    root = str(pathlib.Path(sdp.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def numbers(folder):
@@ -205,7 +190,9 @@ def test_a_subclassed_model_saves_and_loads(box, plan, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_halves_with_a_new_process_between_cost_as_much_as_one_run(box, tmp_path):
+def test_two_halves_with_a_new_process_between_cost_as_much_as_one_run(
+    box, tmp_path, in_a_new_process
+):
     """O15: 500 + 500 steps at q 0.01, sigma 1 and delta 1e-5: 1.8282, as for 1,000 steps."""
     path = str(tmp_path / "model.keras")
     ids = np.arange(1000)
@@ -301,7 +288,9 @@ def test_the_inner_model_serves_alone(box, plan, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_saved_model_is_served_by_new_processes_with_the_library_and_without(box, plan, tmp_path):
+def test_a_saved_model_is_served_by_new_processes_with_the_library_and_without(
+    box, plan, tmp_path, in_a_new_process
+):
     model = box.fitted(plan)
     model.save(str(tmp_path / "private.keras"))
     model.inner_model.save(str(tmp_path / "inner.keras"))

@@ -93,9 +93,12 @@ def statement(arguments: argparse.Namespace) -> Result:
             raise UsageError("say --plan FILE, --model FILE, or the options of 'subjectdp plan'")
         made, _ = _planned(arguments)
     steps, source = _steps_taken(arguments, made)
-    planned = arguments.steps_taken is None and arguments.ledger is None
-    first = _beside(arguments, made)
-    text = privacy_statement(made, steps=steps, delta=arguments.delta, planned=planned, first=first)
+    if arguments.ledger is None:
+        planned = arguments.steps_taken is None
+        text = privacy_statement(made, steps=steps, delta=arguments.delta, planned=planned)
+    else:
+        released = _of_ledger(arguments, made, steps)
+        text = released_statement(released, delta=arguments.delta)
     if steps > made.steps:
         warnings.warn(
             f"{steps} steps are more than the {made.steps} of the plan: its promise does not hold.",
@@ -130,7 +133,8 @@ def _of_model(arguments: argparse.Namespace) -> Result:
     own = released.own
     text = released_statement(released, delta=arguments.delta)
     if own.plan is None:
-        return Result({"command": "statement", "statement": text}, text=text)
+        remarks = list(released.remarks)
+        return Result({"command": "statement", "statement": text, "remarks": remarks}, text=text)
     data = _figures(own.plan, own.steps, arguments.delta, text)
     # That figure is of the plan's steps; what else was released of the same weights is counted here.
     data["runs_beside"] = len(released.others)
@@ -283,16 +287,11 @@ def read_model(path: str) -> Released:
             f"{path} holds a {kind} and not a PrivateModel: an inner model carries neither plan nor steps"
         )
     try:
-        record = config["config"]["releases"]["record"]
-        for run in record["runs"].values():
+        releases = config["config"]["releases"]
+        for run in (*releases["record"]["runs"].values(), releases["own"]):
             _check_run(run, path)
-        optimizer = config["compile_config"]["optimizer"]["config"]
-        _check_run(nothing := {**optimizer, "steps": 0, "seeded": 0}, path)
-        own = Run.from_config({"plan": None, "noise_multiplier": math.nan, **nothing})
-        if own.plan is not None:
-            own = dataclasses.replace(own, noise_multiplier=own.plan.noise_multiplier)
-        divisor = own.plan.divisor if own.plan else float(optimizer["divisor"])
-        return Released.of_file(Record.from_config(record), own, divisor)
+        record, own = Record.from_config(releases["record"]), Run.from_config(releases["own"])
+        return Released.of_file(record, own, float(releases["divisor"]))
     except UsageError:
         raise
     except (KeyError, AttributeError, TypeError, ValueError) as error:
@@ -331,25 +330,20 @@ def _read_json(path: str) -> Any:
             raise UsageError(f"{path} is no JSON file: {error}") from None
 
 
-def _beside(arguments: argparse.Namespace, made: Plan) -> list[str]:
-    """What a ledger knows of its weights that the steps of the plan do not say."""
-    if arguments.ledger is None:
-        return []
+def _of_ledger(arguments: argparse.Namespace, made: Plan, steps: int) -> Released:
+    """What a ledger knows of the weights: its own plan's steps, and what other runs brought."""
+    name = os.fspath(arguments.ledger)
     try:
-        released = _read_json(arguments.ledger).get("releases", {"runs": {}, "remarks": []})
-        first = [str(remark) for remark in released["remarks"]]
-        for run in released["runs"].values():
-            plan = None if run["plan"] is None else Plan.from_config(run["plan"])
-            if plan is None or plan.identity != made.identity:
-                first.append(
-                    f"NOT COUNTED HERE: {int(run['steps'])} steps of another run of the same weights "
-                    f"({run['algorithm']['name']}, noise multiplier {run['noise_multiplier']:g}); the "
-                    "statement of the model itself composes all runs."
-                )
+        config = _read_json(arguments.ledger).get("releases", {"runs": {}, "remarks": []})
+        for run in config["runs"].values():
+            _check_run(run, name)
+        record = Record.from_config(config)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        name = os.fspath(arguments.ledger)
         raise UsageError(f"{name} is no ledger of a PrivacyLedger ({error})") from None
-    return first
+    own = Run(made, made.algorithm, made.noise_multiplier, steps)
+    found = Released.of_file(record, own, made.divisor)
+    own = dataclasses.replace(own, seeded=found.own.seeded)
+    return dataclasses.replace(found, own=own, before=0)
 
 
 def _steps_taken(arguments: argparse.Namespace, made: Plan) -> tuple[int, str]:

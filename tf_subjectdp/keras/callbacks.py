@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks: stop before a budget is overspent, show epsilon, keep count through a crash; and what is
 said of callbacks that look at the data.
-
-Knows `PrivateModel` and its plan. Imports Keras, `trackers` and the plan's methods only.
 """
 
 import dataclasses
@@ -148,8 +146,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._stop_at(self.model.optimizer.steps_at_new_pass)
 
     def _stop_at(self, counted: int) -> None:
-        if counted + steps_per_call(self.model) > self._allowed:
-            self.model.stop_training = True
+        if _stop_before(self.model, counted + steps_per_call(self.model), self._allowed):
             if self._allowed < self.model.optimizer.plan.steps:
                 self.stopped = (
                     f"PrivacyBudget stopped the training: epsilon={self.epsilon:g} allows "
@@ -248,7 +245,7 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
         self._lock = lock
         try:
             self.recover(optimizer)
-        except ValueError:
+        except BaseException:
             self.close()
             raise
 
@@ -278,7 +275,7 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
             released = Record.from_config(record["releases"]) if "releases" in record else None
             if steps < 0:
                 raise ValueError(f"steps={steps}")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{self.path} is not a ledger of this library ({error}); name another file, or "
                 "find out how many steps were taken before going on."
@@ -294,10 +291,7 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         _plan_of(self)
-        optimizer = self.model.optimizer
-        if self._lock is None:
-            self.open(optimizer)
-        self._known = optimizer.steps_taken
+        self._known = self.model.optimizer.steps_taken
         self._write(self._known)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -311,7 +305,6 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         self._write(self.model.optimizer.steps_taken)
-        self.close()
 
     def _write(self, steps: int) -> None:
         self._reserved = steps
@@ -333,40 +326,45 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
         os.replace(temporary, self.path)
 
 
-class _KnowWeights(tf.keras.callbacks.Callback):
-    """Makes the weights of an epoch's end known, which other callbacks may keep and put back."""
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.model._releases.look()
-
-
-class _KeepCount(tf.keras.callbacks.Callback):
-    """Undoes what a restored backup takes from the count, since those steps were released; and ends `fit`
-    with the last step that there is, where Keras would ask for more data.
+class _Bookkeeping(tf.keras.callbacks.Callback):
+    """Keeps count beside the user's callbacks: undoes what a restored backup takes from it, since those
+    steps were released; ends `fit` with the last step that there is, where Keras would ask for more data;
+    makes the weights of an epoch's end known, which other callbacks may keep and put back.
 
     Args:
       steps: the count when `fit` begins.
       last: the count at which it ends; None leaves that to Keras.
       whole_calls: whether the last call of the training function must be a whole one.
+      remarks: what a statement must say first once training has begun.
     """
 
-    def __init__(self, steps: int, last: int | None, whole_calls: bool):
+    def __init__(self, steps: int, last: int | None, whole_calls: bool, remarks: Sequence[str]):
         super().__init__()
         self._steps, self._last, self._whole_calls = steps, last, whole_calls
+        self._remarks = remarks
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.model.optimizer.count_lost_steps(self._steps)
+        for sentence in self._remarks:
+            self.model._releases.remark(sentence)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._last is not None:
             least = steps_per_call(self.model) if self._whole_calls else 1
-            if self.model.optimizer.steps_taken + least > self._last:
-                self.model.stop_training = True
+            _stop_before(self.model, self.model.optimizer.steps_taken + least, self._last)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model._releases.look()
         if self._last is not None and self._whole_calls:  # the next epoch is another pass
-            if self.model.optimizer.steps_at_new_pass + steps_per_call(self.model) > self._last:
-                self.model.stop_training = True
+            least = steps_per_call(self.model)
+            _stop_before(self.model, self.model.optimizer.steps_at_new_pass + least, self._last)
+
+
+def _stop_before(model: Any, next_count: int, last: int) -> bool:
+    """Stops the training if its next steps would make more than `last`; whether it does."""
+    if next_count > last:
+        model.stop_training = True
+    return next_count > last
 
 
 class _RunningBar(tf.keras.callbacks.ProgbarLogger):
@@ -378,16 +376,24 @@ class _RunningBar(tf.keras.callbacks.ProgbarLogger):
 
 
 def fit_callbacks(
-    callbacks: list[Any], verbose: Any, steps_taken: int, last: int | None, whole_calls: bool
+    callbacks: list[Any],
+    verbose: Any,
+    *,
+    steps_taken: int,
+    last: int | None,
+    whole_calls: bool,
+    public_validation: bool,
 ) -> list[Any]:
     """What `PrivateModel.fit` adds to the user's callbacks, to come after them.
 
     Args:
       callbacks: the user's.
       verbose: `fit`'s argument.
-      steps_taken, last, whole_calls: of `_KeepCount`.
+      steps_taken, last, whole_calls: of `_Bookkeeping`.
+      public_validation: whether the validation data need no protection.
     """
-    added: list[Any] = [_KnowWeights(), _KeepCount(steps_taken, last, whole_calls)]
+    remarks = uncovered(callbacks, public_validation)
+    added: list[Any] = [_Bookkeeping(steps_taken, last, whole_calls, remarks)]
     bar = tf.keras.callbacks.ProgbarLogger
     if not compat.KERAS_3 and verbose in ("auto", 1, True):
         if not any(isinstance(callback, bar) for callback in callbacks):

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_subjectdp import clipping
 from tf_subjectdp.keras import batches, compat, fit_checks, validation
-from tf_subjectdp.keras.callbacks import PrivacyLedger, PrivacyScalars, fit_callbacks, uncovered
+from tf_subjectdp.keras.callbacks import PrivacyLedger, PrivacyScalars, fit_callbacks
 from tf_subjectdp.keras.item_loss import ItemLoss
 from tf_subjectdp.keras.optimizer import DPOptimizer
 from tf_subjectdp.keras.part_engines import Statistics
@@ -188,11 +188,13 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
                 x, last = fit_checks.shortened(x, optimizer, length)
             self._prepare(x.element_spec)
             self._show_epsilon(callbacks)
-            for sentence in uncovered(callbacks, public_validation):
-                self._releases.remark(sentence)
-            whole_calls = length is not None and not length.one_pass
             extra = fit_callbacks(
-                callbacks, kwargs.get("verbose", "auto"), optimizer.steps_taken, last, whole_calls
+                callbacks,
+                kwargs.get("verbose", "auto"),
+                steps_taken=optimizer.steps_taken,
+                last=last,
+                whole_calls=length is not None and not length.one_pass,
+                public_validation=public_validation,
             )
             # The plan has drawn the batches; Keras would say that it does not shuffle them.
             kwargs["shuffle"] = False

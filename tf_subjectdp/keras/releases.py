@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was ever released of weights: runs of private steps, kept with the weights themselves.
 
-Every noised step moves every coordinate of every weight by fresh continuous noise. A few coordinates
-of a variable therefore say which step of which run left it: no other step of any run left the same.
+Every noised step moves every coordinate of every weight by fresh continuous noise, unless a constraint
+holds it. A few coordinates of a variable therefore say which step of which run left it.
 `Releases` compares the weights at hand with what its own steps left; what something else has written
 is looked up among all that this process left or read from a file. Found, its cost is known and is
 added; not found, every statement of these weights leads with that. However weights are brought in
@@ -114,12 +114,12 @@ def register_file(config: dict[str, Any]) -> Record:
 # -- whether weights are fresh ------------------------------------------------------------------------
 
 
-def _look_fresh(layers: Sequence[Any], variables: Sequence[tf.Variable]) -> bool | None:
-    """Whether weights are what their layers' initialisers made; None if nothing can be told.
+def _initial(layers: Sequence[Any], variables: Sequence[tf.Variable]) -> dict[int, bool]:
+    """By identity, whether a weight is what its layer's initialiser made; those that can be told.
 
     Keras's initialisers give the same values each time that they are called.
     """
-    unseen, told = {id(variable) for variable in variables}, None
+    unseen, told = {id(variable) for variable in variables}, {}
     for layer in layers:
         for name, initializer in list(vars(layer).items()):
             if not name.endswith("_initializer"):
@@ -129,11 +129,8 @@ def _look_fresh(layers: Sequence[Any], variables: Sequence[tf.Variable]) -> bool
                 variable = compat.raw(getattr(layer, attribute, None))
                 if id(variable) in unseen:
                     fresh = _is_initial(layer, initializer, variable)
-                    if fresh is False:
-                        return False
-                    told = told or fresh
-    if told is None and any(_fingerprint(value) is None for value in _values(variables)):
-        return True  # A constant has learned nothing.
+                    if fresh is not None:
+                        told[id(variable)] = fresh
     return told
 
 
@@ -258,12 +255,7 @@ class Releases:
     @property
     def unknown(self) -> bool:
         """Whether some weights came from elsewhere, so that no figure covers all of them."""
-        return UNKNOWN in self._record.remarks
-
-    @property
-    def others(self) -> dict[str, Run]:
-        """All runs but the optimizer's own."""
-        return {name: run for name, run in self._record.runs.items() if name != self.name}
+        return self._record.unknown
 
     @property
     def record(self) -> Record:
@@ -276,18 +268,16 @@ class Releases:
     @property
     def version(self) -> Any:
         """Changes with whatever weights brought in."""
-        return {name: run.steps for name, run in self.others.items()}, self.unknown
+        before, others = self._record.split(self.owner.identity, without=self.name)
+        return before.tolist(), [run.steps for run in others], self.unknown
 
-    def of_other_plans(self) -> list[Run]:
+    def of_other_plans(self) -> tuple[Run, ...]:
         """The runs whose steps are not among those that the optimizer counts."""
-        identity = None if self.owner is None else self.owner.identity
-        return [run for run in self.others.values() if run.identity != identity]
+        return self._record.split(self.owner.identity, without=self.name)[1]
 
     def of_this_plan(self) -> np.ndarray:
         """int64 [2]: steps, and seeded ones, of other runs of the optimizer's own plan."""
-        identity = self.owner.identity
-        found = [run.counted() for run in self.others.values() if run.identity == identity]
-        return np.sum(found, axis=0, dtype=np.int64) if found else np.zeros(2, np.int64)
+        return self._record.split(self.owner.identity, without=self.name)[0]
 
     @property
     def released(self) -> Released:
@@ -297,8 +287,7 @@ class Releases:
             owner.own_run, steps=owner.steps_taken, seeded=owner.steps_drawn_with_seed
         )
         before = int(self.of_this_plan()[0])
-        others = tuple(self.of_other_plans())
-        return Released(own, owner.divisor, before, others, self.remarks)
+        return Released(own, owner.divisor, before, self.of_other_plans(), self.remarks)
 
     # -- what is looked at ----------------------------------------------------------------------------
 
@@ -360,7 +349,8 @@ class Releases:
         own = self.owner.own_counts
         self._record.absorb(record)
         if self.name in record.runs:
-            own = np.maximum(own, record.runs[self.name].counted())
+            run = record.runs[self.name]
+            own = np.maximum(own, [run.steps, run.seeded])
         self.owner.raise_counts(own + self.of_this_plan())
 
     def take_over(self, other: "Releases") -> None:
@@ -395,11 +385,12 @@ class Releases:
             self.remark(PUBLIC)
             _register(found, Record(remarks=[PUBLIC]))
             return
-        looks = _look_fresh(layers, new)
-        if looks or (looks is None and fresh):
-            _register(found, Record())
-        else:
-            self.remark(UNKNOWN)
+        told = _initial(layers, new)
+        for variable, fingerprint in zip(new, found, strict=True):
+            if told.get(id(variable), fresh):
+                _register([fingerprint], Record())
+            elif fingerprint is not None:
+                self.remark(UNKNOWN)
 
     def _recognise(self, values: Sequence[np.ndarray]) -> list[bool]:
         """Adds what is known of these values; says of which of them something is."""
@@ -450,7 +441,11 @@ class Releases:
                 known = _KNOWN.get(fingerprint, untouched)
                 groups.setdefault(id(known), (known, []))[1].append(fingerprint)
         weights = [[found, known.get_config()] for known, found in groups.values()]
-        return {"record": record.get_config(), "weights": weights}
+        found = {"record": record.get_config(), "weights": weights}
+        if self.owner is not None:
+            found["own"] = self.owner.own_run.get_config()
+            found["divisor"] = self.owner.divisor
+        return found
 
 
 def _unpickled(initial_weights: str | None, config: dict[str, Any]) -> Releases:

@@ -142,7 +142,7 @@ def take_step(
     guards = check_mark(people.draw, optimizer.plan) + check_lengths(rows, people)
     algorithm = optimizer.algorithm
     partition = algorithm.partition(people.subject, people.mask, people.element)
-    factor = clip_factor(algorithm, optimizer.privacy_steps)
+    factor = clip_factor(algorithm, optimizer._seen.state[0])
     if factor is not None:
         # Clipping v / f to C and multiplying by f clips v to f C.
         partition = partition._replace(item_scale=partition.item_scale / factor)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The count of released steps that epsilon is computed from: kept, saved, and never lowered.
-
-Knows variables, the plan and how a batch was drawn; a part of `DPOptimizer`.
-"""
+"""The count of released steps that epsilon is computed from: kept, saved, and never lowered."""
 
 import functools
 import json
@@ -38,7 +35,7 @@ class _Seen(tf.train.experimental.PythonState):
 
     Attributes:
       counters: the optimizer's saved variables, steps released and those drawn with a seed, which a
-        checkpoint may set back.
+        checkpoint may set back until the next step. They show the count; nothing is decided by them.
       state: int64 [4]: the same two, never set back; pass and step of the last batch.
       steps: int64 [_PLACES, 2]: a pass, and the last of its steps that was trained on; at first the pass
         that was the newest when the optimizer was made, with no step left.
@@ -56,7 +53,6 @@ class _Seen(tf.train.experimental.PythonState):
         read: Callable[[dict[str, Any]], None],
     ):
         self.counters, self._file, self._read = counters, file, read
-        self._restored: set[int] = set()
         with tf.init_scope():
             given = {"dtype": tf.int64, "trainable": False}
             given["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -65,14 +61,7 @@ class _Seen(tf.train.experimental.PythonState):
 
     def counts(self) -> list[int]:
         """Steps released, and how many of them were drawn with a seed."""
-        counts = []
-        for counter, seen in zip(self.counters, self.state.numpy()[:2].tolist(), strict=True):
-            counter = compat.raw(counter)
-            if int(counter.numpy()) in self._restored:
-                # The count of another run, whose own cost is in the record.
-                counter.assign(seen)
-            counts.append(max(int(counter.numpy()), seen))
-        return counts
+        return self.state.numpy()[:2].tolist()
 
     def raise_to(self, counts: Sequence[int]) -> None:
         """Raises the two counts to at least these, wherever they are kept."""
@@ -88,10 +77,8 @@ class _Seen(tf.train.experimental.PythonState):
         return json.dumps({"counts": self.counts(), **self._file()})
 
     def deserialize(self, string_value: bytes) -> None:
-        """What a checkpoint says; it may restore the counters before this or after."""
-        config = json.loads(string_value)
-        self._read(config)
-        self._restored.update(config["counts"])
+        """What a checkpoint says; it may restore the counters, which nothing reads, before or after."""
+        self._read(json.loads(string_value))
 
 
 class CountsSteps:
@@ -176,9 +163,7 @@ class CountsSteps:
         A batch that was trained on before, or a step beyond the plan's, stops there.
         """
         counter, of_seeds = compat.raw(self.privacy_steps), compat.raw(self.seeded_steps)
-        released, with_seed, last_pass, last_step = tf.unstack(tf.identity(self._seen.state))
-        # A checkpoint that was restored may have fewer.
-        taken, with_seed = tf.maximum(counter, released), tf.maximum(of_seeds, with_seed)
+        taken, with_seed, last_pass, last_step = tf.unstack(tf.identity(self._seen.state))
         guards = []
         if self.plan is not None:
             place = draw.number % _PLACES
