@@ -332,3 +332,27 @@ def test_blocks_are_given_up_where_all_pairs_are_less_work():
     assert not one.blocks().less
     use = products.Product(tf.ones([50, 2]), tf.ones([50, 3]), [2, 3])
     assert_bounds(use.group_squares(one), [2500.0 * 6])
+
+
+def test_what_cancels_in_a_row_rounds_no_other_row_away():
+    """Parts of 10^8 that cancel pass through the float32 sum in which everybody else's are."""
+    positions, inner, outer = 2, 16, 50
+
+    def row(first, last):
+        received = np.full((positions, inner), inner**-0.5)
+        gradient = np.zeros((positions, outer))
+        gradient[0], gradient[1] = first * outer**-0.5, last * outer**-0.5
+        return received, gradient
+
+    def clipped(*rows):
+        received, gradient = (
+            tf.constant(np.stack(part), tf.float32) for part in zip(*rows, strict=True)
+        )
+        use = products.Product(received, gradient, [inner, outer])
+        factors = norms.clip_factors(norms.from_squares([use.item_squares()]), 1.0)
+        return use.weighted(factors).numpy().astype(np.float64)
+
+    for base in np.linspace(0.0, 0.2, 11):
+        with_person = clipped(row(base, 0.0), row(1.0, 0.0), row(1e8, -1e8))
+        without = clipped(row(base, 0.0), row(0.0, 0.0), row(1e8, -1e8))
+        assert np.linalg.norm(with_person - without) <= 1.0 + 1e-4

@@ -194,23 +194,31 @@ def test_a_ledger_has_one_writer(box, long_plan, tmp_path):
 K = tf.keras.callbacks
 
 
+def seeing():
+    """A callback of a class that sees nothing, with a method put in by hand."""
+    callback = K.Callback()
+    callback.on_epoch_end = lambda epoch, logs=None: None
+    return callback
+
+
 @pytest.mark.parametrize(
     "callback, said, said_if_public",
     [
         (K.EarlyStopping("loss"), "EarlyStopping saw loss,", "EarlyStopping saw loss,"),
-        (K.EarlyStopping("val_loss"), "EarlyStopping saw val_loss", "is the user's word"),
-        (K.ReduceLROnPlateau(), "ReduceLROnPlateau saw val_loss", "is the user's word"),
+        (K.EarlyStopping("val_loss"), "EarlyStopping saw val_loss", "ON THE USER'S WORD"),
+        (K.ReduceLROnPlateau(), "ReduceLROnPlateau saw val_loss", "ON THE USER'S WORD"),
         (K.EarlyStopping("epsilon", mode="min"), None, None),
         (K.TerminateOnNaN(), "TerminateOnNaN saw loss", "TerminateOnNaN saw loss"),
         (K.ModelCheckpoint("a.keras"), None, None),
         (K.ModelCheckpoint("{epoch:02d}.keras", save_freq=3), None, None),
         (K.ModelCheckpoint("{mae:.2f}.keras"), "wrote mae", "wrote mae"),
         (K.ModelCheckpoint("{val_mae:.2f}.keras"), "wrote val_mae", None),
-        (K.ModelCheckpoint("a.keras", save_best_only=True), "saw val_loss", "user's word"),
+        (K.ModelCheckpoint("a.keras", save_best_only=True), "saw val_loss", "USER'S WORD"),
         (K.CSVLogger("a.csv"), "CSVLogger wrote losses", "CSVLogger wrote losses"),
         (K.TensorBoard("logs"), "TensorBoard wrote losses", "TensorBoard wrote losses"),
         (K.LambdaCallback(), "LambdaCallback saw losses", "LambdaCallback saw losses"),
         (type("Mine", (K.EarlyStopping,), {})("val_a"), "Mine saw losses", "Mine saw losses"),
+        (seeing(), "Callback saw losses", "Callback saw losses"),
         (K.LearningRateScheduler(lambda epoch: 0.1), None, None),
         (K.BackupAndRestore("backup"), None, None),
         (sdp.PrivacyBudget(1.0), None, None),
@@ -232,7 +240,9 @@ def test_the_statement_begins_with_the_callbacks_that_no_figure_covers(box, long
     keep = K.ModelCheckpoint(path)
     model.fit(box.data(long_plan), callbacks=[stop, keep], public_validation=True, **options)
     (paragraph,) = first_paragraphs(model)
-    assert "EarlyStopping decided by val_loss" in paragraph and "the user's word" in paragraph
+    assert "EarlyStopping decided by val_loss" in paragraph and paragraph.startswith(
+        "ON THE USER'S WORD"
+    )
     model.fit(box.data(long_plan), callbacks=K.CallbackList([stop, keep]), **options)
     model.fit(box.data(long_plan), callbacks=[K.TerminateOnNaN()], **options)
     for each in (model, tf.keras.models.load_model(path)):

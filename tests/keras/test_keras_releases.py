@@ -311,6 +311,65 @@ def test_a_loop_of_ones_own_tells_too(box, plan):
     assert f"3 of 4 planned steps taken) {UNKNOWN}" in text
 
 
+def test_frozen_weights_of_a_loop_of_ones_own_count_too(box, plan, giver):
+    """They were released, or are not known, though no step writes them."""
+    layers = [tf.keras.layers.Input([3]), tf.keras.layers.Dense(4), tf.keras.layers.Dense(1)]
+    elsewhere = tf.keras.Sequential(layers)
+    elsewhere.compile("sgd", "mse")
+    elsewhere.fit(box.x, box.y, verbose=0)
+    for backbone, words in (
+        (giver.inner_model, "trained for 3 steps in another run"),
+        (elsewhere, UNKNOWN),
+    ):
+        backbone.trainable = False
+        head = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Dense(1)])
+        optimizer = plan.optimizer("sgd", engine={"strategy": "loop"})
+
+        def row_function(rows, backbone=backbone, head=head):
+            predictions = head(backbone(rows[0]), training=True)
+            return tf.reduce_sum((predictions - rows[1]) ** 2, -1), predictions
+
+        x, y, extras = next(iter(box.data(plan)))
+        sdp.private_step(
+            optimizer,
+            row_function,
+            head.trainable_variables,
+            (x, y),
+            extras,
+            model=[backbone, head],
+        )
+        assert words in " ".join(optimizer_statement(optimizer).split())
+        backbone.trainable = True
+
+
+def test_models_that_share_weights_and_train_in_turn_know_each_other(box):
+    net, plans = box.net(), [box.plan(steps=50), box.plan(steps=50, noise_multiplier=3.0)]
+    models = [compiled(net, plan) for plan in plans]
+    for batches in zip(*(box.data(plan).take(3) for plan in plans), strict=True):
+        for model, batch in zip(models, batches, strict=True):
+            model.train_on_batch(*batch)
+    for model in models:
+        assert UNKNOWN not in said(model) and said(model).count("BESIDE THIS") == 1
+
+
+def test_some_columns_or_few_numbers_from_elsewhere_are_noticed(box, plan):
+    model = compiled(
+        tf.keras.Sequential([tf.keras.layers.Input([16]), tf.keras.layers.Dense(11)]), plan
+    )
+    assert UNKNOWN not in said(model)
+    kernel = model.inner_model.layers[-1].kernel
+    values = np.array(kernel)
+    values[:, 1:] = np.random.default_rng(3).normal(size=(16, 10))
+    kernel.assign(values)
+    assert leads_with_unknown(model)
+    sparse = np.zeros((16, 8), np.float32)
+    sparse[3, 5] = 1.7
+    layers = [tf.keras.layers.Input([16]), tf.keras.layers.Dense(8)]
+    net = tf.keras.Sequential(layers)
+    net.set_weights([sparse, np.zeros(8)])
+    assert leads_with_unknown(compiled(net, plan))
+
+
 class Scale(tf.keras.layers.Layer):
     """A layer that keeps its initialiser to itself."""
 
@@ -365,6 +424,7 @@ LAYERS = [
     lambda: tf.keras.layers.Dense(2, bias_initializer=tf.keras.initializers.Constant(0.1)),
     lambda: tf.keras.layers.Dense(2, kernel_initializer="orthogonal"),
     lambda: tf.keras.layers.Dense(2, kernel_initializer="he_normal", use_bias=False),
+    lambda: tf.keras.layers.EinsumDense("abc,cde->abde", (4, 2, 3)),
 ]
 
 

@@ -220,7 +220,7 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
         super().__init__()
         if isinstance(reserve, bool) or not isinstance(reserve, (int, np.integer)) or reserve < 1:
             raise ValueError(f"reserve={reserve!r} must be an integer of at least 1.")
-        self.path, self.reserve = Path(path), reserve
+        self.path, self.reserve = Path(path).resolve(), reserve
         self._reserved = 0
         self._known = 0
         self._lock: IO[bytes] | None = None
@@ -439,14 +439,13 @@ def uncovered(callbacks: Sequence[Any], public_validation: bool) -> list[str]:
         if private[0]:
             sentences.append(
                 f"NOT COVERED by any figure below: the callback {name} saw {private[0][0]}, which nobody "
-                "noised, and what it decided by that: the number of steps, the learning rates and the "
-                "weights that were kept may be no public constants."
+                "noised, and whatever it decided by that: the number of steps, the learning rates and "
+                "the weights that were kept may be no public constants."
             )
         elif decides:
             sentences.append(
-                f"NOT COVERED by any figure below: the callback {name} decided by {decides[0]}. That "
-                "costs nothing if the validation data are public, which is the user's word "
-                "(public_validation=True)."
+                f"ON THE USER'S WORD that the validation data are public (public_validation=True): the "
+                f"callback {name} decided by {decides[0]}, which then costs nothing."
             )
         if private[1]:
             sentences.append(
@@ -460,7 +459,9 @@ def _uses(callback: Any) -> tuple[list[str], list[str]]:
     """The figures by which a callback decides, and those that it writes."""
     keras, kind = tf.keras.callbacks, type(callback)
     decides, writes = [], []
-    if kind in _BLIND:
+    if any(name.startswith("on_") for name in vars(callback)):
+        decides = ["losses and metrics of the data"]  # a method that was put in by hand
+    elif kind in _BLIND:
         pass
     elif kind in (keras.EarlyStopping, keras.ReduceLROnPlateau):
         decides = [callback.monitor]

@@ -79,6 +79,12 @@ def check_budget(
     )
     taken, counted = optimizer.steps_taken, optimizer.steps_at_new_pass
     begun = f"; its begun epoch counts whole, as {counted}" if counted > taken else ""
+    brought = int(optimizer._releases.of_this_plan()[0])
+    if brought:
+        begun += (
+            f"; {brought} of them in another process or by another optimizer, whose weights came in: "
+            "runs of a plan of other noise or sampling are stated beside this one instead"
+        )
     raise ValueError(
         f"fit asks for {requested} steps, and {left} of the plan's {planned} are left ({taken} "
         f"taken{begun}). You may: {'; or '.join(hints)}."

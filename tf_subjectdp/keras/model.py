@@ -316,6 +316,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         batches.check_mark(people.draw, optimizer.plan)
         batches.check_lengths((x, y), people)
         self._prepare(tf.nest.map_structure(batches.batch_spec, (x, y, extras)))
+        self._releases.look_at_turns()
         try:
             return super().train_on_batch(x, y, extras, **kwargs)
         finally:
@@ -405,6 +406,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         from tf_subjectdp.statement import optimizer_statement
 
         engine = self._engine_choice[1] if self._engine_choice else None
+        self._releases.watch(self.inner_model)
         return optimizer_statement(self._optimizer(), delta=delta, engine=engine)
 
     def _show_epsilon(self, callbacks: Any) -> None:

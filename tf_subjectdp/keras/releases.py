@@ -13,6 +13,7 @@ recognised by their values.
 import dataclasses
 import functools
 import hashlib
+import logging
 import math
 import secrets
 import warnings
@@ -25,6 +26,8 @@ import tensorflow as tf
 
 from tf_subjectdp.keras import compat
 from tf_subjectdp.runs import PUBLIC, UNKNOWN, Record, Released, Run
+
+_log = logging.getLogger("tf_subjectdp")
 
 # Coordinates of a variable that are looked at.
 _COORDINATES = 8
@@ -42,7 +45,9 @@ def _coordinates(shape: tuple[int, ...]) -> np.ndarray:
     """The places that are looked at, int64 [places, rank]."""
     size = math.prod(shape)
     count = min(_COORDINATES, size)
-    flat = np.arange(count, dtype=np.int64) * size // count
+    # One in each part of the variable, anywhere in it: even steps may all lie in one column.
+    anywhere = np.random.default_rng(shape).integers(0, size // count, count)
+    flat = np.arange(count, dtype=np.int64) * size // count + anywhere
     return np.stack(np.unravel_index(flat, shape), axis=-1)
 
 
@@ -68,11 +73,19 @@ def _same(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _fingerprint(sample: np.ndarray) -> str | None:
-    """What tells these values from all others; None for a constant, which nothing was learned into."""
+    """What tells these values from all others; None if they are one number."""
     if np.isnan(sample).any() or (sample == sample[0]).all():
         if sample.size > 1 or np.isnan(sample[0]) or sample[0] in (0.0, 1.0):
             return None
     return hashlib.blake2b(sample.tobytes(), digest_size=10).hexdigest()
+
+
+def _is_constant(variable: tf.Variable, sample: np.ndarray) -> bool:
+    """Whether a weight is one number everywhere, which nothing was learned into."""
+    if _fingerprint(sample) is not None:
+        return False
+    values = variable.numpy()
+    return bool((values == values.flat[0]).all())
 
 
 # By fingerprint: everything released of weights that this process left behind or read from a file.
@@ -149,6 +162,10 @@ def _is_initial(layer: Any, initializer: Any, variable: tf.Variable) -> bool | N
         if getattr(layer, "unit_forget_bias", False):
             initial[..., layer.units : 2 * layer.units] = 1.0
     now, initial = (np.asarray(value, np.float64) for value in (variable.numpy(), initial))
+    if random is int:
+        # Keras 3's EinsumDense draws with the same seed and another scale, which its axes decide.
+        largest = np.unravel_index(np.argmax(np.abs(initial)), initial.shape)
+        initial = initial * (now[largest] / initial[largest])
     return bool(np.allclose(now, initial, rtol=1e-5, atol=1e-30))
 
 
@@ -196,15 +213,19 @@ class _Stepped:
     def last_left(self) -> list[np.ndarray]:
         return _split(self.left.numpy(), self.variables)
 
-    def what_steps_met(self) -> tuple[list[np.ndarray], bool]:
-        """Values that were met since the last call; and whether some were met and are lost."""
+    def what_steps_met(self) -> tuple[list[tuple[tf.Variable, np.ndarray]], bool]:
+        """Weights and values that were met since the last call; and whether some are lost."""
         count, found = int(self.count.numpy()), []
         first = max(self.looked_up, count - _MET)
         lost, self.looked_up = first > self.looked_up, count
         met = self.met.numpy() if count > first else None
         for number in range(first, count):
             pair = [_split(side, self.variables) for side in met[number % _MET]]
-            found += [now for now, left in zip(*pair, strict=True) if not _same(now, left)]
+            found += [
+                (variable, now)
+                for variable, now, left in zip(self.variables, *pair, strict=True)
+                if not _same(now, left)
+            ]
         return found, lost
 
 
@@ -233,6 +254,7 @@ class Releases:
         self._seen: dict[int, tuple[tf.Variable, np.ndarray]] = {}
         self._given: dict[int, np.ndarray] = {}
         self._stepped: dict[tuple[int, ...], _Stepped] = {}
+        self._unknown: set[str] = set()
 
     def __deepcopy__(self, memo: Any) -> "Releases":
         # A copy of an optimizer goes its own way: two runs, and what came before belongs to both.
@@ -334,6 +356,11 @@ class Releases:
             self._look_at(compat.weights_of(layers), layers, fresh=fresh)
         self._make_known()
 
+    def look_at_turns(self) -> None:
+        """Before a single step: others who train may have written weights that are shared with them."""
+        if len(_TRAINING) > 1:
+            self.look()
+
     def accept(self) -> None:
         """Takes the weights as they are for the own steps' work: an average of them, for instance."""
         for steps in self._stepped.values():
@@ -374,23 +401,21 @@ class Releases:
             if before is None:
                 new.append((variable, now))
             else:
-                changed.append(now)
+                changed.append((variable, now))
         self._resolve(changed)
         known = self._recognise([now for _, now in new])
-        new = [variable for (variable, _), found in zip(new, known, strict=True) if not found]
-        found = [_fingerprint(self._seen[id(variable)][1]) for variable in new]
-        if not any(found):
-            return
-        if self.initial_weights == "public":
+        new = [pair for pair, found in zip(new, known, strict=True) if not found]
+        new = [(v, _fingerprint(value)) for v, value in new if not _is_constant(v, value)]
+        if new and self.initial_weights == "public":
             self.remark(PUBLIC)
-            _register(found, Record(remarks=[PUBLIC]))
+            _register([fingerprint for _, fingerprint in new], Record(remarks=[PUBLIC]))
             return
-        told = _initial(layers, new)
-        for variable, fingerprint in zip(new, found, strict=True):
+        told = _initial(layers, [variable for variable, _ in new])
+        for variable, fingerprint in new:
             if told.get(id(variable), fresh):
                 _register([fingerprint], Record())
-            elif fingerprint is not None:
-                self.remark(UNKNOWN)
+            else:
+                self._note_unknown(variable)
 
     def _recognise(self, values: Sequence[np.ndarray]) -> list[bool]:
         """Adds what is known of these values; says of which of them something is."""
@@ -403,10 +428,17 @@ class Releases:
             self.absorb(record)
         return [found in _KNOWN for found in fingerprints]
 
-    def _resolve(self, values: Sequence[np.ndarray]) -> None:
-        for value, known in zip(values, self._recognise(values), strict=True):
-            if not known and _fingerprint(value) is not None:
-                self.remark(UNKNOWN)
+    def _resolve(self, changed: Sequence[tuple[tf.Variable, np.ndarray]]) -> None:
+        known = self._recognise([value for _, value in changed])
+        for (variable, value), found in zip(changed, known, strict=True):
+            if not found and _fingerprint(value) is not None:
+                self._note_unknown(variable)
+
+    def _note_unknown(self, variable: tf.Variable) -> None:
+        if variable.name not in self._unknown:
+            self._unknown.add(variable.name)
+            _log.warning("%s has weights from elsewhere, whose cost is not known", variable.name)
+        self.remark(UNKNOWN)
 
     def _ask_steps(self) -> None:
         """Looks up what the steps since the last time met instead of what they had left."""

@@ -66,6 +66,8 @@ def private_step(
       strategy: "norm_only", "vectorized" or "loop"; None chooses (once a trace) and logs a new choice.
       model: the Keras model (or layer, or a list of them) that `row_function` calls: the fast engine
         looks into its layers, and is not used without it; and BatchNormalization (in parts) needs it.
+        Its layers also tell that weights are fresh: without them the statement begins with weights whose
+        cost is not known, unless `DPOptimizer(..., initial_weights="public")` says that they are.
         After an error inside a part call `optimizer.restore_weights()`.
 
     Returns:
@@ -87,6 +89,8 @@ def private_step(
         raise ValueError("variables is empty; nothing can be trained.")
     validation.check_gradients(variables)
     layers = compat.all_layers(model)
+    for part in [] if model is None else model if isinstance(model, (list, tuple)) else [model]:
+        optimizer._releases.watch(part)
     validation.check_batch_normalization(layers, optimizer.algorithm)
     people = people_of(extras)
     check_mark(people.draw, optimizer.plan)

@@ -7,7 +7,7 @@ and a group's a sum over pairs of its rows. Imports `uses`, `groups` and `norms`
 
 Rounding errs upwards: a norm that is taken for too small would clip too little. Products of pairs are
 made in float64; and what float32 loses in the step's own sum of a gradient's terms counts as part of the
-norm (`uses.lost`).
+norm (`uses.longer`).
 """
 
 import math
@@ -22,7 +22,6 @@ from tf_subjectdp.clipping.norm_only.uses import (
     Use,
     as_matrix,
     longer,
-    lost,
     zeroed,
 )
 
@@ -104,7 +103,7 @@ class Product(Use):
         entries = self._received.shape[-1] + self._gradient.shape[-1]
         pairs = tf.square(tf.cast(terms, _WIDE))
         squares += 2.0 * _ROUNDING * (pairs + entries + 4) * tf.square(lengths)
-        return longer(tf.maximum(squares, 0.0), lost(lengths, terms, in_blocks=True))
+        return longer(tf.maximum(squares, 0.0), lengths, terms, in_blocks=True)
 
     def _position_lengths(self) -> tf.Tensor:
         """The sum of the norms of each row's own terms: float64 [n]."""
@@ -126,8 +125,8 @@ class Product(Use):
         _, squares = tf.while_loop(
             lambda at, _: at < number, body, (tf.constant(0), squares), parallel_iterations=1
         )
-        rounding = lost(self._position_lengths(), tf.shape(self._received)[1], in_blocks=True)
-        return longer(squares.concat(), 2.0 * rounding)
+        lengths, terms = self._position_lengths(), tf.shape(self._received)[1]
+        return longer(squares.concat(), lengths, terms, sums=2, in_blocks=True)
 
     def group_squares(self, groups: Groups) -> tf.Tensor:
         if self._sequence:
@@ -172,9 +171,7 @@ class Product(Use):
     def _squares_of_group_gradients(self, groups: Groups) -> tf.Tensor:
         lengths = groups.sums(self._position_lengths() * tf.cast(tf.abs(groups.scale), _WIDE))
         terms = groups.sizes * tf.cast(tf.shape(self._received)[1], tf.float32)
-        return longer(
-            self._formed_group_squares(groups), 2.0 * lost(lengths, terms, in_blocks=True)
-        )
+        return longer(self._formed_group_squares(groups), lengths, terms, sums=2, in_blocks=True)
 
     def _formed_group_squares(self, groups: Groups) -> tf.Tensor:
         if not groups.sorted:

@@ -10,7 +10,7 @@ i with respect to the weight is never formed where its norm follows from less:
 
 Squares of norms are float64 and err upwards (`norms.squares_of_rows`). They bound what the step adds:
 where that is another sum in float32 than the one whose norm was taken, what either may lose is a part of
-the norm (`lost`).
+the norm (`longer`).
 """
 
 import abc
@@ -23,6 +23,8 @@ from tf_subjectdp.clipping.norm_only.groups import Groups
 
 # A time axis of unknown length counts as this long when costs are weighed.
 UNKNOWN_LENGTH = 128
+# The least norm of a sum, as a share of the lengths of its parts; see `longer`.
+_CANCELLED = 1.0 / 128.0
 
 
 class Use(abc.ABC):
@@ -85,29 +87,36 @@ def zeroed(tensor: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
     return tf.where(shaped, tensor, tf.zeros_like(tensor))
 
 
-def lost(lengths: tf.Tensor, terms: tf.Tensor | int, *, in_blocks: bool = False) -> tf.Tensor:
-    """Bound of the norm of what float32 loses in a sum of vectors.
+def longer(
+    squares: tf.Tensor,
+    lengths: tf.Tensor,
+    terms: tf.Tensor | int,
+    *,
+    sums: int = 1,
+    in_blocks: bool = False,
+) -> tf.Tensor:
+    """Squares of norms of sums of vectors, with what float32 loses in these sums and by them.
 
     A sum of m numbers, in whatever order, is off by at most m 2^-24 of what their absolute values add up
     to, and a sum of vectors likewise in norm; two more roundings are those of a term. It matters where
-    terms cancel: their sum may be 0, its rounding is not. The norm is taken of one sum and the step makes
-    another, so who formed the first in float32 counts this twice.
+    terms cancel: their sum may be 0, its rounding is not. And what cancels passes through the step's own
+    float32 sum on its way, where everything else is rounded beside it: so the norm counts as at least
+    `_CANCELLED` of the lengths, and no clipped term is made of parts longer than 1 / `_CANCELLED` clip
+    norms. (Random parts are not longer than that up to 16,384 of them.)
 
     Args:
+      squares: of the norms of the sums, float64 [n].
       lengths: what the norms of the terms add up to, float64 [n].
       terms: how many there are.
+      sums: the norm is taken of one sum and the step makes another: 2 if the first was in float32 too.
       in_blocks: whether a matrix product adds them: in blocks, in which less is lost (b + m / b in place
         of m for blocks of b; 32 sqrt(m) is counted beyond 1024 terms).
     """
     terms = tf.cast(terms, tf.float64)
     roundings = tf.minimum(terms, 32.0 * tf.sqrt(terms)) if in_blocks else terms
     share = norms.ROUNDING * (roundings + 2.0)
-    return lengths * share * (1.0 + 2.0 * share)
-
-
-def longer(squares: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
-    """Squares of norms that are longer by `length`."""
-    return tf.square(tf.sqrt(squares) + length)
+    lost = sums * lengths * share * (1.0 + 2.0 * share)
+    return tf.square(tf.maximum(tf.sqrt(squares) + lost, _CANCELLED * lengths))
 
 
 def _squares(tensor: tf.Tensor) -> tf.Tensor:
@@ -128,7 +137,7 @@ class ItemGradients(Use):
     def group_squares(self, groups: Groups) -> tf.Tensor:
         scaled = groups.scale[:, tf.newaxis] * self._gradients
         lengths = groups.sums(tf.sqrt(_squares(scaled)))
-        return longer(_squares(groups.sums(scaled)), 2.0 * lost(lengths, groups.sizes))
+        return longer(_squares(groups.sums(scaled)), lengths, groups.sizes, sums=2)
 
     def weighted(self, weight: tf.Tensor) -> tf.Tensor:
         total = tf.matmul(weight[tf.newaxis], self._gradients)
@@ -189,16 +198,12 @@ class Lookups(Use):
             return tf.math.unsorted_segment_sum(terms, run, rows * length)
 
         sums, each = (_squares(t) for t in (of_runs(values), values))
-        lengths = of_runs(tf.sqrt(each))
-        rounding = lost(lengths, of_runs(tf.ones_like(each)))
+        # Of each entry by itself: the norms of its parts, and how many they are.
+        squares = longer(sums, of_runs(tf.sqrt(each)), of_runs(tf.ones_like(each)), sums=2)
         owner_of_run = tf.math.unsorted_segment_max(
             tf.gather(tf.reshape(owner, [-1]), order), run, rows * length
         )
-        squares, rounding = (
-            tf.math.unsorted_segment_sum(t, owner_of_run, count)
-            for t in (sums, tf.square(rounding))
-        )
-        return longer(squares, 2.0 * tf.sqrt(rounding))
+        return tf.math.unsorted_segment_sum(squares, owner_of_run, count)
 
     def weighted(self, weight: tf.Tensor) -> tf.Tensor:
         scaled = weight[:, tf.newaxis, tf.newaxis] * self._gradient
