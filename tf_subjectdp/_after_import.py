@@ -7,10 +7,13 @@ whether the user will ever want it: importing it takes seconds.
 
 import importlib.abc
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+_log = logging.getLogger("tf_subjectdp")
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -30,11 +33,11 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         loader = spec.loader if spec is not None else None
         if loader is None:
             return spec
-        execute, function = loader.exec_module, self.function
+        execute, package, function = loader.exec_module, self.package, self.function
 
         def execute_then_call(module: ModuleType) -> None:
             execute(module)
-            function()
+            _call(package, function)
 
         # On the loader itself: the module keeps its own spec, loader and resources.
         loader.exec_module = execute_then_call  # type: ignore[method-assign]
@@ -46,11 +49,26 @@ def after_import(package: str, function: Callable[[], None]) -> None:
 
     Args:
       package: name of a top-level package.
-      function: what it raises ends the import of the package; asked for twice it is called once.
+      function: asked for twice it is called once. What it raises is logged: the package is the user's,
+        and its import must not break by what we wanted after it.
     """
     if package in sys.modules:
-        function()
+        _call(package, function)
     elif not any(
-        isinstance(finder, _AfterImport) and finder.package == package for finder in sys.meta_path
+        isinstance(finder, _AfterImport)
+        and (finder.package, finder.function) == (package, function)
+        for finder in sys.meta_path
     ):
         sys.meta_path.insert(0, _AfterImport(package, function))
+
+
+def _call(package: str, function: Callable[[], None]) -> None:
+    try:
+        function()
+    except Exception as error:  # whatever it is, the user's import goes on
+        _log.warning(
+            "tf_subjectdp could not finish what it does after the import of %s (%s: %s)",
+            package,
+            type(error).__name__,
+            error,
+        )

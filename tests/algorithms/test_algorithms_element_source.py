@@ -126,12 +126,9 @@ def test_a_map_of_ones_own_is_free_only_if_it_says_so():
 
 
 def test_costs_that_cannot_be_composed_are_refused_at_once():
-    for event in (
-        dp_accounting.SampledWithoutReplacementDpEvent(100, 10, dp_accounting.GaussianDpEvent(1.0)),
-        dp_accounting.ZCDpEvent(0.1),
-    ):
-        with pytest.raises(ValueError, match="cannot be composed with a training's"):
-            ElementSource("Clusters.", event, event)
+    event = dp_accounting.ZCDpEvent(0.1)
+    with pytest.raises(ValueError, match="cannot be composed with a training's"):
+        ElementSource("Clusters.", event, event)
     listed = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(3.0, [0.0, 1.0], [0.5, 0.5])
     with pytest.raises(TypeError, match="make events of tuples"):
         ElementSource("Clusters.", listed, listed)

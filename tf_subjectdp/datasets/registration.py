@@ -7,28 +7,14 @@ ask for it. So the module is imported once TensorFlow Datasets has been.
 """
 
 import importlib
-import logging
 
 from tf_subjectdp._after_import import after_import
 
 _BUILDERS = "tf_subjectdp.datasets.tfds"
 
-_logger = logging.getLogger(__name__)
-
 
 def _import_builders() -> None:
-    # What is broken in the user's TensorFlow Datasets must not break the import that ran us; the
-    # cause is then named where the builder is asked for.
-    try:
-        importlib.import_module(_BUILDERS)
-    except (ImportError, AttributeError, ValueError) as error:
-        _logger.warning(
-            "tf_subjectdp could not register its TensorFlow Datasets builders (%s: %s); "
-            "import %s shows where",
-            type(error).__name__,
-            error,
-            _BUILDERS,
-        )
+    importlib.import_module(_BUILDERS)
 
 
 def register_builders() -> None:

@@ -77,62 +77,26 @@ class Proof:
 
     @tf.autograph.experimental.do_not_convert
     def why_not(self, tensors: Sequence[tf.Tensor]) -> str:
-        """As `why_not_row_wise`."""
+        """Says why row i of the tensors may depend on more than row i of the batch; "" if it cannot.
+
+        A yes is a proof, with these premises: all of `rows` have equally many rows, everything that
+        comes from the batch is in `rows` (another placeholder counts as a constant), what was declared
+        is true, and a random generator gives independent draws. A no may only mean that no rule knows
+        the case.
+
+        Args:
+          tensors: symbolic tensors of the function that `rows` are of.
+
+        Returns:
+          "" if each is proven to have the rows as its leading axis, slice i of it depending on row i
+          alone (and on constants and random draws); else a phrase that names an operation and what it
+          does.
+        """
         for tensor in tensors:
             reason = _why_not_rows(tensor, self.state_of(tensor))
             if reason:
                 return reason
         return ""
-
-
-def why_not_row_wise(
-    outputs: Sequence[tf.Tensor],
-    rows: Sequence[tf.Tensor],
-    declared: Sequence[tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]] = (),
-) -> str:
-    """Says why row i of the outputs may depend on more than row i of the batch; "" if it cannot.
-
-    A yes is a proof, with these premises: all of `rows` have equally many rows, everything that
-    comes from the batch is in `rows` (another placeholder counts as a constant), `declared` is true,
-    and a random generator gives independent draws. A no may only mean that no rule knows the case.
-
-    Args:
-      outputs: symbolic tensors of one traced function.
-      rows: the batch, [n, ...] each, n unknown when traced; any dtype.
-      declared: pairs (inputs, outputs): if each input is row-wise or constant, so is each output. The
-        walk never looks behind such an output.
-
-    Returns:
-      "" if each of `outputs` is proven to have the rows as its leading axis, slice i of it depending
-      on row i alone (and on constants and random draws); else a phrase that names an operation and
-      what it does.
-
-    Raises:
-      TypeError: if something is not a symbolic tensor.
-      ValueError: if `rows` is empty or the tensors are not all of one graph.
-    """
-    _one_graph(outputs, rows, declared)
-    proof = Proof(rows)
-    for pair in declared:
-        proof.declare(*pair)
-    return proof.why_not(outputs)
-
-
-def _one_graph(outputs, rows, declared) -> None:
-    if not rows:
-        raise ValueError(
-            "rows=[] names no tensor of the batch; pass every tensor that comes from it."
-        )
-    pairs = [t for inputs, outs in declared for t in (*inputs, *outs)]
-    for tensor in (*outputs, *rows, *pairs):
-        if not isinstance(tensor, tf.Tensor) or not tf.is_symbolic_tensor(tensor):
-            raise TypeError(
-                f"{tensor!r} is not a symbolic tensor; pass tensors of a function that is being traced."
-            )
-        if tensor.graph is not rows[0].graph:
-            raise ValueError(
-                f"{tensor.name!r} and {rows[0].name!r} are of two graphs; trace one function for both."
-            )
 
 
 def _why_not_rows(tensor: tf.Tensor, state: State) -> str:
