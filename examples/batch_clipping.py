@@ -142,7 +142,9 @@ def make_model(settings: Settings, *, normalised: bool = False) -> tf.keras.Mode
     flow = inputs = tf.keras.Input([side, side, 1])
     for number, filters in enumerate(settings.filters):
         padding = "valid" if number and not settings.halved else "same"
-        flow = layers.Conv2D(filters, 5, padding=padding, use_bias=not normalised)(flow)
+        # The bias, which a normalisation takes away again, keeps the two apart: on some processors
+        # TensorFlow 2.14 makes one operation of both and tanh, and then says that there is none.
+        flow = layers.Conv2D(filters, 5, padding=padding)(flow)
         if normalised:
             flow = layers.BatchNormalization()(flow)
         flow = layers.AveragePooling2D()(layers.Activation("tanh")(flow))
