@@ -106,12 +106,7 @@ class GroupDP(base.Algorithm):
         if self._most(facts.max_items) == facts.max_items:
             return item_dp.fixed_size_item(facts, sigma)
         # Another item in this one's place may displace one of its own subject's as well: 4 C in all.
-        return base.Guarantee(
-            "item",
-            base.REPLACE_ITEM,
-            (accounting.revealed_event([2.0], [facts.batch_size / facts.n_items], sigma),),
-            "batches of a fixed size; whether the item is in the batch is taken as known",
-        )
+        return item_dp.item_of_known_presence(facts, sigma)
 
     def _item_under_shuffle(self, facts, sigma):
         return item_dp.shuffled_item(facts, sigma)

@@ -139,6 +139,16 @@ def fixed_size_item(facts: base.SamplingFacts, sigma: float) -> base.Guarantee:
     )
 
 
+def item_of_known_presence(facts: base.SamplingFacts, sigma: float) -> base.Guarantee:
+    """One item in batches of a fixed size, where another item in its place may move more than 2 C."""
+    return base.Guarantee(
+        "item",
+        base.REPLACE_ITEM,
+        (accounting.revealed_event([2.0], [facts.batch_size / facts.n_items], sigma),),
+        "batches of a fixed size; whether the item is in the batch is taken as known",
+    )
+
+
 def fixed_size_only_item(facts: base.SamplingFacts, sigma: float) -> base.Guarantee:
     """A subject of one item, as every subject of the data is: `fixed_size_item`."""
     found = fixed_size_item(facts, sigma)

@@ -90,12 +90,7 @@ class SubjectDP(base.Algorithm):
         if facts.max_items == 1:
             return item_dp.fixed_size_item(facts, sigma)
         # Another item in this one's place may turn round a second clipped average, 4 C in all.
-        return base.Guarantee(
-            "item",
-            base.REPLACE_ITEM,
-            (accounting.revealed_event([2.0], [facts.batch_size / facts.n_items], sigma),),
-            "batches of a fixed size; whether the item is in the batch is taken as known",
-        )
+        return item_dp.item_of_known_presence(facts, sigma)
 
     def _item_under_shuffle(self, facts, sigma):
         return item_dp.shuffled_item(facts, sigma)
