@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counting people in files: both readers say what `from_ids` says of the same ids."""
 
+import codecs
 import csv
 import gzip
 import importlib.util
@@ -44,7 +45,11 @@ FILES = {
     "delimiter within quotes": ('x,id\n"1,2","a,b"\n3,"a,b"\n', ["a,b", "a,b"]),
     "end of line within quotes": ('id,x\n"a\nb",1\n"a\nb",2\n', ["a\nb", "a\nb"]),
     "quote within a field": ('id,x\na"b,1\nc,2\n', ['a"b', "c"]),
-    "text behind a quote": ('id,x\n"a"b,1\nab,2\n', ["ab", "ab"]),
+    "quotes within a field": ('id,x\n5" or 6",1\n5,2\n', ['5" or 6"', "5"]),
+    "a text of several lines": ('id,x\na,"Dear\n\nann, bob\nand all"\nb,2\n', ["a", "b"]),
+    "lines within quotes are not rows": ('id,x,y\n"a\nb","1\r\n2",3\nb,2,4\n', ["a\nb", "b"]),
+    "a byte of zero": ("id,x\na\0,1\na,2\n", ["a\0", "a"]),
+    "a mark in the middle": ("id,x\n\ufeffa,1\na,2\n", ["\ufeffa", "a"]),
     "leading zeros": ("id,x\n007,1\n7,2\n07,3\n", ["007", "7", "07"]),
     "numbers and words": ("id,x\n1.0,1\n1,2\n1e0,3\ntrue,4\n", ["1.0", "1", "1e0", "true"]),
     "blanks around": ("id,x\nann,1\nann ,2\n ann,3\n", ["ann", "ann ", " ann"]),
@@ -66,11 +71,102 @@ def test_a_csv_counts_as_its_ids_do(tmp_path, name, reader):
     same_counts(stats_from_table(write(tmp_path / "t.csv", text), "id", reader=reader), ids)
 
 
+_STRAYS = {
+    # what a file holds below its header, and the line where the row at fault begins
+    "to the end": ('1,"a\n2,b\n3,c\n', 2),
+    "to the end, without a last end of line": ('0,\n1,"a\n2,b\n3,c', 3),
+    "in the last row": ('1,a\n2,"', 3),
+    "in the id": ('"1,a\n2,b\n', 2),
+    "after a doubled quote": ('1,"a""\n2,b\n', 2),
+    "after rows of several lines": ('1,"a\nb"\n\n2,"c\nd\n\ne"\n3,"f\n4,g\n', 9),
+    "after many rows": ("1,a\n" * 1000 + '2,"b\n' + "3,c\n" * 1000, 1002),
+    "closed by another stray": ('1,"a\n2,"b\n3,c\n', 2),
+    "text behind it": ('0,\n"a"b,1\nab,2\n', 3),
+    "a blank behind it": ('"a" ,1\na,2\n', 2),
+}
+
+
+@pytest.mark.parametrize("reader", [*READERS, "handle", "standard input"])
+@pytest.mark.parametrize("name", _STRAYS)
+def test_a_quote_that_would_hide_rows_is_refused(tmp_path, monkeypatch, name, reader):
+    text, line = _STRAYS[name]
+    for end in ("\n", "\r\n"):
+        for mark in (b"", codecs.BOM_UTF8):
+            data = mark + f"id,t\n{text}".replace("\n", end).encode()
+            for packed in (data, gzip.compress(data)):
+                words = f"row that begins in line {line} of the table .* mend its quotes"
+                with pytest.raises(ValueError, match=words):
+                    if reader == "handle":
+                        stats_from_table(io.BytesIO(packed), "id")
+                    elif reader == "standard input":
+                        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(packed)))
+                        stats_from_table("-", "id")
+                    else:
+                        path = write(tmp_path / "t.csv", packed)
+                        stats_from_table(path, "id", reader=reader)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_quotes_that_may_be_strays_are_counted_as_written_and_told(tmp_path, reader):
+    # ditto marks: the quotes of the second row and the third make one field of them
+    path = write(tmp_path / "t.csv", 'id,t\n1,a\n2,"\n\n3,"\n4,"b, c\nd"\n5,e\n')
+    with pytest.warns(UserWarning, match=r"that each read like a row, 1 times \(first in line 3\)"):
+        same_counts(stats_from_table(path, "id", reader=reader), ["1", "2", "4", "5"])
+
+
+def _read_by_hand(text):
+    """The fields of each row; None where quotes would hide rows. One letter at a time."""
+    rows, row, field, quoted, at = [], [], "", False, 0
+    text = text.replace("\r\n", "\n").replace("\r", "\n") + ("" if text.endswith("\n") else "\n")
+    while at < len(text):
+        one, behind = text[at], text[at + 1 : at + 2]
+        at += 1
+        if quoted and one == '"' and behind == '"':
+            field, at = field + one, at + 1
+        elif quoted and one == '"':
+            quoted = False
+            if behind not in (",", "\n"):
+                return None
+        elif quoted:
+            field += one
+        elif one == '"' and text[at - 2 : at - 1] in ("", ",", "\n") and not field:
+            quoted = True
+        elif one == ",":
+            row, field = [*row, field], ""
+        elif one == "\n":
+            rows += [[*row, field]] if row or field or text[at - 2 : at - 1] == '"' else []
+            row, field = [], ""
+        else:
+            field += one
+    return None if quoted else rows
+
+
+@settings(deadline=None, max_examples=300, derandomize=True)
+@given(
+    text=st.text(st.sampled_from(list("ab,,\n\n\r") + ['"'] * 3), max_size=16),
+    last=st.sampled_from(["", "\n"]),
+)
+@pytest.mark.filterwarnings("ignore:.*that each read like a row")
+@pytest.mark.parametrize("reader", READERS)
+def test_any_text_is_read_as_by_hand_or_refused(tmp_path_factory, text, last, reader):
+    text = f"{text}{last}"
+    path = write(tmp_path_factory.getbasetemp() / f"{reader}.csv", "id,x\n" + text)
+    rows = _read_by_hand(text)
+    try:
+        found = stats_from_table(path, "id", reader=reader)
+    except ValueError:
+        assert not rows or any(len(row) != 2 or not row[0].strip() for row in rows)
+    else:
+        same_counts(found, [row[0] for row in rows])
+        assert all(len(row) == 2 for row in rows)
+
+
 _CELLS = st.text(st.sampled_from('ab,"\n\r 0é;'), min_size=1, max_size=4).filter(str.strip)
 
 
 @settings(deadline=None, max_examples=80, derandomize=True)
 @given(rows=st.lists(st.tuples(_CELLS, _CELLS), min_size=1, max_size=30))
+@pytest.mark.filterwarnings("ignore:.*that each read like a row")
 @pytest.mark.parametrize("reader", READERS)
 def test_whatever_a_csv_writer_writes_is_counted_as_written(tmp_path_factory, rows, reader):
     text = io.StringIO(newline="")
@@ -111,6 +207,8 @@ def test_pieces_add_up_over_many_chunks(tmp_path, reader, monkeypatch):
 def test_gzip_and_another_delimiter(tmp_path, reader):
     path = write(tmp_path / "t.csv.gz", gzip.compress(b"x;id\n1;a\n2;b\n3;a\n"))
     same_counts(stats_from_table(path, "id", delimiter=";", reader=reader), ["a", "b", "a"])
+    path = write(tmp_path / "t.csv", "x§id\n1§a\n2§b\n")
+    same_counts(stats_from_table(path, "id", delimiter="§", reader=reader), ["a", "b"])
 
 
 def test_standard_input_and_open_files(tmp_path, monkeypatch):
@@ -178,6 +276,10 @@ BAD = {
         )
         for code in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
     },
+    "utf-16 with quotes, without a mark": (
+        '"id","x"\n"a","1"\n'.encode("utf-16-le"),
+        "is UTF-16 text without",
+    ),
     "damaged gzip": (gzip.compress(b"id,x\n" + b"a,1\n" * 99)[:-20], "cut off or damaged"),
 }
 
@@ -218,6 +320,7 @@ def test_an_id_that_reads_like_a_missing_value_counts_and_is_noted(tmp_path, rea
         ({"delimiter": ""}, ValueError),
         ({"delimiter": ";;"}, ValueError),
         ({"delimiter": '"'}, ValueError),
+        ({"delimiter": "\0"}, ValueError),
         ({"reader": "pandas"}, ValueError),
         ({"column": 3}, TypeError),
     ],

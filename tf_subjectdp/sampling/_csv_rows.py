@@ -9,7 +9,9 @@ import gzip
 import io
 import itertools
 import operator
+import re
 import threading
+import warnings
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from typing import BinaryIO
@@ -19,11 +21,13 @@ _CHUNK_ROWS = 1 << 14
 # Whole rows in memory at a time: what stands beside the ids may be long texts.
 _HELD_ROWS = 64
 _SHOWN_COLUMNS = 20
+_PEEKED_BYTES = 1024
 # The longest field, in characters: a text, an image. A longer one is a quote without its end, and would
 # be read into memory up to the end of the file.
 _LONGEST_FIELD = 1 << 27
-# What reading a compressed file raises when it is not whole.
-_DAMAGES = (EOFError, zlib.error, gzip.BadGzipFile)
+#: What reading a compressed file raises when it is not whole.
+DAMAGES = (EOFError, zlib.error, gzip.BadGzipFile)
+_LINE_END = re.compile("\r\n|\r|\n")
 _MARKS = (
     ("UTF-32", (b"\xff\xfe\0\0", b"\0\0\xfe\xff")),
     ("UTF-16", (b"\xff\xfe", b"\xfe\xff")),
@@ -68,16 +72,9 @@ class _LongFields:
 _long_fields = _LongFields()
 
 
-def _header_of(rows: Iterator[list[str]]) -> list[str]:
-    for row in rows:
-        if row:
-            _check_encoding(",".join(row).encode("utf-8", "surrogateescape"))
-            return row
-    raise ValueError("the table is empty: it needs a header with the names of its columns")
-
-
-def _check_encoding(header: bytes) -> None:
-    """ValueError for a header of another encoding than UTF-8, by its name."""
+def _check_encoding(start: bytes) -> None:
+    """ValueError for a table of another encoding than UTF-8, by its name."""
+    header = start.lstrip(b"\r\n").split(b"\n", 1)[0]
     for name, marks in _MARKS:
         if header.startswith(marks):
             raise ValueError(f"the table is {name} text: save it as UTF-8")
@@ -92,7 +89,7 @@ def _check_encoding(header: bytes) -> None:
 def header(stream: BinaryIO, delimiter: str) -> list[str]:
     """The names of the columns; leaves `stream` open, somewhere behind them."""
     with _rows_of(stream, delimiter) as rows:
-        return _header_of(rows)
+        return rows.header()
 
 
 def chunks(stream: BinaryIO, columns: Sequence[str], delimiter: str) -> Generator[list, None, None]:
@@ -103,11 +100,11 @@ def chunks(stream: BinaryIO, columns: Sequence[str], delimiter: str) -> Generato
     """
     done = 0
     with _rows_of(stream, delimiter) as rows:
-        names = _header_of(rows)
+        names = rows.header()
         check_columns(names, columns)
         take = [operator.itemgetter(names.index(column)) for column in columns]
         found: list[list[str]] = [[] for _ in columns]
-        while held := list(itertools.islice(rows, _HELD_ROWS)):
+        while held := rows.take(_HELD_ROWS):
             if set(map(len, held)) != {len(names)}:
                 held = list(_whole_rows(held, len(names), done))
             for ids, column in zip(found, take, strict=True):
@@ -117,21 +114,84 @@ def chunks(stream: BinaryIO, columns: Sequence[str], delimiter: str) -> Generato
                 yield found
                 found = [[] for _ in columns]
         yield found
+        rows.note_lines_within()
+
+
+class _Rows:
+    """The rows of a CSV, lists of fields, and what becomes of lines that are not rows."""
+
+    def __init__(self, text: io.TextIOWrapper, delimiter: str) -> None:
+        # `strict`: a quote that opens a field has to close it, else the rows below are part of it.
+        self._reader = csv.reader(text, delimiter=delimiter, strict=True)
+        self._delimiter = delimiter
+        self._hiding = 0
+        self._first_hiding = 0
+
+    def header(self) -> list[str]:
+        while held := self.take(1):
+            if held[0]:
+                return held[0]
+        raise ValueError("the table is empty: it needs a header with the names of its columns")
+
+    def take(self, count: int) -> list[list[str]]:
+        """The next rows, so many at most; a line without any character is one without fields."""
+        held: list[list[str]] = []
+        before = self._reader.line_num
+        try:
+            held.extend(itertools.islice(self._reader, count))
+        except csv.Error as error:
+            # what `extend` had from the reader before it failed is held
+            begins = before + 1 + self._lines_of(held)
+            raise ValueError(
+                f"the row that begins in line {begins} of the table cannot be read: {error}. A quote "
+                "that opens a field must close it, or the rows below would be part of that field: "
+                "mend its quotes (a quote within quotes is written twice)"
+            ) from None
+        if self._reader.line_num - before != len(held):
+            self._look_within(held, before)
+        return held
+
+    def _look_within(self, held: list[list[str]], before: int) -> None:
+        """Counts the rows whose every line could be one; `before` lines came before them."""
+        for at, row in enumerate(held):
+            # few rows have delimiters enough, and lines are slow to make
+            if self._delimiter.join(row).count(self._delimiter) < 2 * (len(row) - 1):
+                continue
+            lines = [line for line in self._lines(row) if line]
+            if len(lines) > 1 and all(
+                line.count(self._delimiter) >= len(row) - 1 for line in lines
+            ):
+                self._hiding += 1
+                if self._hiding == 1:
+                    self._first_hiding = before + 1 + self._lines_of(held[:at])
+
+    def _lines(self, row: list[str]) -> list[str]:
+        """The lines on which the row stands, without their quotes."""
+        return _LINE_END.split(self._delimiter.join(row))
+
+    def _lines_of(self, rows: list[list[str]]) -> int:
+        return sum(len(self._lines(row)) for row in rows)
+
+    def note_lines_within(self) -> None:
+        """Warns of rows whose every line would be a row if the quotes were strays."""
+        if self._hiding:
+            warnings.warn(
+                "the quotes of the table make one row of several lines that each read like a row, "
+                f"{self._hiding} times (first in line {self._first_hiding}); if those lines are rows, "
+                "people are missing in the count: mend the quotes",
+                stacklevel=4,
+            )
 
 
 @contextlib.contextmanager
-def _rows_of(stream: BinaryIO, delimiter: str) -> Generator[Iterator[list[str]], None, None]:
-    """The lines of a table as lists of fields; leaves `stream` open, and says what is wrong."""
+def _rows_of(stream: BinaryIO, delimiter: str) -> Generator[_Rows, None, None]:
+    """The rows of a table; leaves `stream` open, and says what is wrong."""
     text = _text(stream)
-    rows = csv.reader(text, delimiter=delimiter)
     try:
+        _check_encoding(stream.peek(_PEEKED_BYTES)[:_PEEKED_BYTES])
         with _long_fields:
-            yield rows
-    except csv.Error as error:
-        raise ValueError(
-            f"line {rows.line_num} of the table cannot be read: {error}; mend its quotes"
-        ) from None
-    except _DAMAGES as error:
+            yield _Rows(text, delimiter)
+    except DAMAGES as error:
         raise ValueError(f"the compressed table is cut off or damaged: {error}") from None
     finally:
         text.detach()
