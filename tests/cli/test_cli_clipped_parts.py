@@ -176,7 +176,7 @@ BAD = {
     "--q 0.1 --items-per-subject 3 --elements 2": "--elements is for elementdp",
     "--q 0.1 --items-per-subject 3 --unit element": "promises nothing to one element",
     "--q 0.1 --unit silo": "promises nothing to one silo",
-    "": "the sampling is missing: say --q, or --batch",
+    "": "the sampling is missing: say --q or --batch",
     "--q 0.1 --unit item --keep-probability 0.5": "is for sampling shuffle, not for poisson-items",
     "--unit item --keep-probability 0.5": "needs --sampling shuffle",
     "--sampling shuffle --batch 5 --items 50 --unit item --keep-probability 0": "above 0 and at most 1",

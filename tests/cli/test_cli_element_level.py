@@ -199,7 +199,7 @@ BAD = {
     "--expected-elements 5 --elements-in-all 0": "--elements-in-all is 0",
     "--expected-elements 0 --elements-in-all 5": "--expected-elements is 0",
     "--expected-elements -1 --elements-in-all 5": "--expected-elements is -1",
-    "--sampling poisson-elements --q 0.1": "poisson-elements needs --r, or .* not --q",
+    "--sampling poisson-elements --q 0.1": "poisson-elements needs --r or .* not --q",
     "--sampling poisson-elements": "poisson-elements needs --r",
     "--sampling poisson-items --r 0.1": "poisson-items needs --q",
     "--sampling shuffle --batch 5 --items 100": "nothing is proven for elementdp with sampling shuffle",

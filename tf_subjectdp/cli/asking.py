@@ -9,7 +9,7 @@ import math
 from tf_subjectdp.cli import inputs
 from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.choices import CENTRAL, check_parts
-from tf_subjectdp.cli.holders import holders_of, not_yet_said, scheme_of
+from tf_subjectdp.cli.holders import holders_of, scheme_of
 from tf_subjectdp.cli.options import CLIP_ELEMENTS
 from tf_subjectdp.cli.question import Question
 from tf_subjectdp.sampling import SiloStats, SubjectStats
@@ -31,9 +31,8 @@ def ask(arguments: argparse.Namespace) -> Question:
     check_parts(name, arguments.parts)
     scheme = scheme_of(arguments, anything=name == "userldp" and unit != "item")
     if name in CENTRAL and scheme != "poisson_items":
-        remedy = f"say {not_yet_said(arguments, '--q, or --batch with --items')}"
-        if arguments.sampling is not None:
-            remedy = f"leave out --sampling {arguments.sampling}"
+        said = arguments.sampling
+        remedy = "say --q or --batch" if said is None else f"leave out --sampling {said}"
         raise UsageError(f"{name} samples items: {remedy}")
     if name in CENTRAL and arguments.view == "updates":
         raise UsageError(f"{name} releases the average only: --view updates contradicts it")

@@ -32,11 +32,6 @@ _SIZES = {
     "subjects": ("p", "expected_subjects"),
     "elements": ("r", "expected_elements"),
 }
-_NEEDS = {
-    "items": ("--q", "--batch with --items"),
-    "subjects": ("--p", "--expected-subjects with --subjects"),
-    "elements": ("--r", "--expected-elements with --elements-in-all"),
-}
 # The option that says how many there are of what a rate is of.
 _COUNTED = {"q": "items", "p": "subjects", "r": "elements_in_all"}
 _COUNTS = {
@@ -95,24 +90,21 @@ def scheme_of(arguments: argparse.Namespace, *, anything: bool) -> str:
             raise UsageError("--keep-probability needs --sampling shuffle")
         if anything:
             return "any"
-        ways = _ways(arguments.algorithm, rates)
-        raise UsageError(f"the sampling is missing: say {not_yet_said(arguments, ways)}")
+        raise UsageError(f"the sampling is missing: say {_ways(arguments.algorithm, rates)}")
     named = sampling is not None
     if sampling is None:
         sampling = f"poisson-{said[0]}"
     check_sampling(arguments.algorithm, sampling, rates=rates, named=named)
     drawn = sampling.removeprefix("poisson-") if sampling.startswith("poisson") else "items"
     if given[drawn] is None:
-        needed = ", or ".join(_NEEDS[drawn] if rates else _NEEDS[drawn][1:])
-        if sampling in ("fixed-size", "shuffle"):
-            needed = "--batch"
+        with_rate = rates and sampling not in ("fixed-size", "shuffle")
+        needed = " or ".join(map(flag, _SIZES[drawn] if with_rate else _SIZES[drawn][1:]))
         raise UsageError(
-            f"sampling {sampling} needs {not_yet_said(arguments, needed)}"
+            f"sampling {sampling} needs {needed}"
             + (f", not {flag(given[said[0]])}" if said else "")
         )
     if sampling in ("fixed-size", "shuffle") and getattr(arguments, "q", None) is not None:
-        ways = not_yet_said(arguments, "--batch with --items")
-        raise UsageError(f"sampling {sampling} has no rate of its own: say {ways}")
+        raise UsageError(f"sampling {sampling} has no rate of its own: say --batch")
     if keep is not None and sampling != "shuffle":
         raise UsageError(f"--keep-probability is for sampling shuffle, not for {sampling}")
     if keep is not None and not 0 < keep <= 1:
@@ -120,25 +112,16 @@ def scheme_of(arguments: argparse.Namespace, *, anything: bool) -> str:
     return sampling.replace("-", "_")
 
 
-def not_yet_said(arguments: argparse.Namespace, ways: str) -> str:
-    """Ways to say the size of a step, without the numbers beside it that are known already."""
-    for name in ("items", "subjects", "elements_in_all"):
-        of_table = arguments.ids is not None and name != "elements_in_all"
-        if of_table or getattr(arguments, name, None) is not None:
-            ways = ways.replace(f" with {flag(name)}", "")
-    return ways
-
-
 def _ways(name: str, rates: bool) -> str:
     if not rates:
-        ways = {"items": "--batch with --items", "subjects": "--expected-subjects with --subjects"}
+        ways = {"items": "--batch", "subjects": "--expected-subjects"}
         unproven = {**dict.fromkeys(CLIP_PARTS, "subjects"), "elementdp": "items"}.get(name)
-        return ", or ".join(way for drawn, way in ways.items() if drawn != unproven)
+        return " or ".join(way for drawn, way in ways.items() if drawn != unproven)
     if name in CLIP_PARTS:
-        return "--q, or --batch with --items"
+        return "--q or --batch"
     if name in CLIP_ELEMENTS:
-        return "--p, --r, --q, or --expected-subjects with --subjects"
-    return "--q, --p, --batch with --items, or --expected-subjects with --subjects"
+        return "--p, --r, --q or --expected-subjects"
+    return "--q, --p, --batch or --expected-subjects"
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> str | None:
