@@ -16,7 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf_subjectdp.sampling import SiloStats, SubjectStats, _csv_rows, stats_from_table, tables
+from tf_subjectdp.sampling import (
+    SiloStats,
+    SubjectStats,
+    _arrow_rows,
+    _csv_rows,
+    stats_from_table,
+    tables,
+)
 
 HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
 needs_pyarrow = pytest.mark.skipif(not HAS_PYARROW, reason="pyarrow is an extra of this package")
@@ -159,6 +166,26 @@ def test_any_text_is_read_as_by_hand_or_refused(tmp_path_factory, text, last, re
     else:
         same_counts(found, [row[0] for row in rows])
         assert all(len(row) == 2 for row in rows)
+
+
+@needs_pyarrow
+@pytest.mark.parametrize("block", [30, 1 << 20])
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1 << 20])
+def test_pyarrow_reads_quoted_rows_itself_in_pieces_of_any_size(
+    tmp_path, monkeypatch, block, piece
+):
+    monkeypatch.setattr(_arrow_rows, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(_arrow_rows, "_PIECE_BYTES", piece)
+    rows = ['"a","1 ""2"", 3"', "", '"b",""', 'c,""""', 'd,"""5"""', '"b","1"', ""]
+    for end in ("\n", "\r\n"):
+        path = write(tmp_path / "t.csv", end.join(["", '"id",x', *rows]))
+        with monkeypatch.context() as only_pyarrow:
+            only_pyarrow.setattr(_csv_rows, "chunks", None)
+            same_counts(stats_from_table(path, "id", reader="pyarrow"), ["a", "b", "c", "d", "b"])
+        for bad in ('e,"', 'e,"5', 'e,"5" ', 'e,"5"6"', 'e,"5""', '"e"f,5'):
+            path = write(tmp_path / "t.csv", end.join(['"id",x', *rows, bad, *rows]))
+            with pytest.raises(ValueError, match="row that begins in line 9 .* mend its quotes"):
+                stats_from_table(path, "id", reader="pyarrow")
 
 
 _CELLS = st.text(st.sampled_from('ab,"\n\r 0é;'), min_size=1, max_size=4).filter(str.strip)
