@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_subjectdp import clipping
 from tf_subjectdp.keras import batches, compat, fit_checks, validation
-from tf_subjectdp.keras.callbacks import PrivacyLedger, PrivacyScalars, fit_callbacks
+from tf_subjectdp.keras.callbacks import PrivacyLedger, PrivacyScalars, check_figures, fit_callbacks
 from tf_subjectdp.keras.item_loss import ItemLoss
 from tf_subjectdp.keras.optimizer import DPOptimizer
 from tf_subjectdp.keras.part_engines import Statistics
@@ -285,6 +285,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         y, weight = tf.nest.map_structure(lambda t: tf.gather(t, summed.rows), (y, weight))
         predictions, terms = summed.predictions
         logs = dict(self.compute_metrics(None, y, predictions, weight))
+        check_figures([*logs, *terms])
         noise = optimizer.algorithm.noise_stddev(optimizer.noise_multiplier)
         self._trackers.update(summed, regularization, noise, terms)
         logs.update(self._trackers.results(compat.raw(optimizer.privacy_steps)))
