@@ -38,6 +38,15 @@ def test_a_budget_stops_before_the_step_that_would_overspend_it(
     assert model.optimizer.steps_taken == taken
 
 
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_the_progress_bar_ends_where_a_budget_stops(box, long_plan, verbose, capsys):
+    model = box.compiled(long_plan)
+    budget = sdp.PrivacyBudget(long_plan.epsilon(steps=5) * 1.0001)
+    model.fit(box.data(long_plan), verbose=verbose, callbacks=[budget])
+    said = capsys.readouterr().out
+    assert "5/5" in said and "12/12" not in said
+
+
 def test_a_budget_per_item_allows_more_steps(box, long_plan):
     budget = long_plan.epsilon(steps=3)
     model = box.compiled(long_plan)

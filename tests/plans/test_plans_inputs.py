@@ -158,6 +158,15 @@ def test_missing_ids_are_refused_and_the_first_row_is_named(ids, message):
         plan.dataset(X, Y, ids)
 
 
+@pytest.mark.parametrize("sampling", [sdp.PoissonItems(16), sdp.FixedSize(8)])
+def test_unequal_lengths_are_told_before_what_follows_from_them(sampling, caplog):
+    """Other numbers of items, people and their items, which are no news where ids are missing."""
+    plan = make(sampling=sampling)
+    with pytest.raises(ValueError, match="unequal numbers of rows: x has 60.*there are 50 subject"):
+        plan.dataset(X, Y, np.arange(50) % 2)
+    assert not caplog.messages
+
+
 def test_an_element_id_is_refused_where_no_element_is_protected():
     with pytest.raises(ValueError, match="element_id was given, but HiGradAvg"):
         make().dataset(X, Y, IDS, element_id=IDS)

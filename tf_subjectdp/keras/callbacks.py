@@ -381,11 +381,17 @@ def _stop_before(model: Any, next_count: int, last: int) -> bool:
 
 
 class _RunningBar(tf.keras.callbacks.ProgbarLogger):
-    """Shows figures as they are: Keras 2's bar averages what is no metric of the model over the steps."""
+    """Shows figures as they are, and ends where training is stopped: Keras's own goes on to the last step
+    of the epoch, and in Keras 2 averages what is no metric of the model over the steps."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.stateful_metrics = set(logs or ())
         super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.model.stop_training and self.seen:
+            self.target = self.progbar.target = self.seen
+        super().on_epoch_end(epoch, logs)
 
 
 def fit_callbacks(
@@ -411,9 +417,8 @@ def fit_callbacks(
 
     added: list[Any] = [_Bookkeeping(steps_taken, last, whole_calls, remarks)]
     bar = tf.keras.callbacks.ProgbarLogger
-    if not compat.KERAS_3 and verbose in ("auto", 1, True):
-        if not any(isinstance(callback, bar) for callback in callbacks):
-            added.append(_RunningBar(count_mode="steps"))
+    if verbose != 0 and not any(isinstance(callback, bar) for callback in callbacks):
+        added.append(_RunningBar() if compat.KERAS_3 else _RunningBar(count_mode="steps"))
     return added
 
 

@@ -254,6 +254,11 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             layers=layers,
             one_term=optimizer.algorithm.one_term,
         )
+        if self._engine_choice[0] != "norm_only" and _has_texts(x_spec):
+            _log.warning(
+                "the model takes texts: turn them into numbers before plan.dataset, as in "
+                "x = text_vectorization(texts), and a faster engine may serve the rest of it"
+            )
 
     def _row_function(self, rows: Any) -> tuple[tf.Tensor, Any]:
         x, y, weight = rows
@@ -428,6 +433,10 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def _has_texts(spec: Any) -> bool:
+    return any(leaf.dtype == tf.string for leaf in tf.nest.flatten(spec))
 
 
 def _flat(callbacks: Any) -> list[Any]:
