@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`DPOptimizer` passes everything but gradients through to the optimizer inside it."""
 
+import copy
 import inspect
 import json
 import math
@@ -131,6 +132,48 @@ def test_a_planned_optimizer_survives_json(plan):
     assert again.plan == plan and again.name == "mine"
     assert again.plan.epsilon() == plan.epsilon()
     assert "noise_multiplier" not in config and "epsilon" not in config["plan"]
+
+
+def test_a_copy_counts_its_own_steps_and_those_that_its_weights_bring(box, plan):
+    """Keras 2 copies none of its own optimizers."""
+    own = plan.optimizer(
+        tf.keras.optimizers.Adam(0.25), engine={"strategy": "loop"}, weight_radius=9.0,
+        initial_weights="public",
+    )  # fmt: skip
+    assert copy.deepcopy(own).get_config() == own.get_config()
+    first, data = sdp.PrivateModel(box.net()), box.data(plan)
+    first.compile(own, loss="mse")
+    first.fit(data.take(2), verbose=0)
+    other, beside = copy.deepcopy([own, own])
+    assert other is beside and other.plan is plan and other.inner is not own.inner
+    assert other.get_config() == {**own.get_config(), "initial_weights": None}
+    assert other.steps_taken == int(other.inner.iterations) == 0 and own.steps_taken == 2
+    trained = first.inner_model.get_weights()
+    fresh, again = sdp.PrivateModel(box.net()), sdp.PrivateModel(box.net())
+    again.inner_model.set_weights(trained)
+    fresh.compile(other, loss="mse")
+    again.compile(copy.deepcopy(own), loss="mse")
+    for model, before in ((fresh, 0), (again, 2)):
+        assert model.optimizer.steps_taken == before
+        model.fit(data.take(1), verbose=0)
+        assert model.optimizer.steps_taken == before + 1
+        assert "FROM ELSEWHERE" not in model.privacy_statement()
+    assert own.steps_taken == 2
+    alone = sdp.DPOptimizer("sgd", sdp.HiGradAvg(1.0), noise_multiplier=2.0, divisor=3.0)
+    assert copy.deepcopy(alone).get_config() == alone.get_config()
+
+
+def test_copies_make_their_own_noise(box, plan):
+    """Nobody is in the steps: what moves the weights is noise alone."""
+    own = sdp.DPOptimizer("sgd", sdp.HiGradAvg(1.0), noise_multiplier=1.0)
+    variables = [tf.Variable(tf.zeros([9])) for _ in range(2)]
+    rows, extras = tf.zeros([0, 1]), {"subject": tf.zeros([0], tf.int64)}
+    for optimizer, variable in zip((own, copy.deepcopy(own)), variables, strict=True):
+        sdp.private_step(
+            optimizer, lambda x, v=variable: (x[:, 0] * v[0], x), [variable], rows, extras,
+            strategy="loop",
+        )  # fmt: skip
+    assert not set(variables[0].numpy()) & set(variables[1].numpy())
 
 
 def test_an_optimizer_may_be_named(plan):

@@ -328,6 +328,29 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             config["algorithm"] = algorithm_from_config(config["algorithm"])
         return cls(inner, **config)
 
+    def __deepcopy__(self, memo: Any) -> "DPOptimizer":
+        """As Keras's `from_config(get_config())`: it has taken no step, and neither has its inner one.
+
+        What the steps of this one cost belongs to the weights that they left, and so to whoever goes on
+        with these, the copy included. The user's word on the first weights is not about those.
+        """
+        given: dict[str, Any] = {"plan": self.plan}
+        if self.plan is None:
+            given = {
+                "algorithm": self.algorithm,
+                "noise_multiplier": self.noise_multiplier,
+                "divisor": self.divisor,
+            }
+        memo[id(self)] = copied = type(self)(
+            type(self.inner).from_config(self.inner.get_config()),
+            **given,
+            engine=self.engine,
+            weight_radius=self._weight_radius,
+            initial_weights=None if self.steps_taken else self._releases.initial_weights,
+            name=self.name,
+        )
+        return copied
+
 
 def _above_zero(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
