@@ -200,6 +200,17 @@ def test_a_ledger_has_one_writer(box, long_plan, tmp_path):
     assert second.optimizer.steps_taken == 2
 
 
+def test_callbacks_in_a_nest_are_callbacks_of_fit(box, long_plan, tmp_path):
+    """A ledger is opened, and what decides is named, wherever it stands."""
+    ledger, model = sdp.PrivacyLedger(tmp_path / "ledger.json"), box.compiled(long_plan)
+    mine = type("Mine", (K.Callback,), {"callbacks": [], "on_train_end": lambda self, _: None})()
+    nest = [K.CallbackList([K.TerminateOnNaN()]), {"a": [ledger], "b": (mine,)}]
+    model.fit(box.data(long_plan).take(1), verbose=0, callbacks=nest)
+    stop, own = first_paragraphs(model)
+    assert "TerminateOnNaN saw loss" in stop and "Mine saw losses" in own
+    assert ledger.path.with_name("ledger.json.lock").exists()
+
+
 K, K_METRICS = tf.keras.callbacks, tf.keras.metrics
 
 

@@ -176,6 +176,48 @@ def test_copies_make_their_own_noise(box, plan):
     assert not set(variables[0].numpy()) & set(variables[1].numpy())
 
 
+@pytest.mark.skipif(not hasattr(tf.keras.callbacks, "SwapEMAWeights"), reason="of Keras 3 alone")
+def test_averages_are_swapped_in_as_by_keras_and_cost_nothing_more(box, tmp_path):
+    """Without noise and clipping: what Keras's own full batches and callback give."""
+    plan, swap = box.exact_plan(steps=6), tf.keras.callbacks.SwapEMAWeights
+    nets, seen, scores = (box.net(), box.net()), ([], []), []
+    nets[0].set_weights(nets[1].get_weights())
+    kept = tmp_path / "kept.keras"
+    for net, found in zip(nets, seen, strict=True):
+        inner = tf.keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.6)
+        end = tf.keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda *_, net=net, found=found: found.append(net.get_weights())
+        )
+        options = {"epochs": 3, "verbose": 0, "validation_data": (box.x, box.y)}
+        if net is nets[0]:
+            net.compile(inner, "mse")
+            rows = tf.data.Dataset.from_tensors((box.x, box.y)).repeat(2)
+            history = net.fit(rows, callbacks=[swap(True), end], **options).history
+            scores.append(net.evaluate(box.x, box.y, verbose=0, callbacks=[swap()]))
+        else:
+            model, save = box.compiled(plan, net, inner), tf.keras.callbacks.ModelCheckpoint(kept)
+            options["steps_per_epoch"] = 2
+            callbacks = [swap(True), save, end]
+            of_ours = model.fit(box.data(plan), callbacks=callbacks, **options).history
+            scores.append(model.evaluate(box.x, box.y, verbose=0, callbacks=[swap()]))
+            model.predict(box.x, verbose=0, callbacks=[swap()])
+    np.testing.assert_allclose(history["val_loss"], of_ours["val_loss"], rtol=1e-5)
+    np.testing.assert_allclose(*scores, rtol=1e-5)
+    seen = [[*found, net.get_weights()] for net, found in zip(nets, seen, strict=True)]
+    for left, right in zip(*map(tf.nest.flatten, seen), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+    for each in (model, tf.keras.models.load_model(kept)):
+        said = each.privacy_statement()
+        assert "6 of 6 planned" in said and "FROM ELSEWHERE" not in said
+
+
+def test_averages_that_are_not_kept_are_asked_for(box, plan):
+    if box.keras_3:
+        model = box.compiled(plan)
+        with pytest.raises(ValueError, match=r"SGD keeps no averages.*use_ema=True"):
+            model.evaluate(box.x, box.y, callbacks=[tf.keras.callbacks.SwapEMAWeights()])
+
+
 def test_an_optimizer_may_be_named(plan):
     assert type(plan.optimizer("adam").inner) is OPT.Adam
 

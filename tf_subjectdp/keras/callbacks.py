@@ -380,6 +380,29 @@ def _stop_before(model: Any, next_count: int, last: int) -> bool:
     return next_count > last
 
 
+class _SwapAverages(getattr(tf.keras.callbacks, "SwapEMAWeights", tf.keras.callbacks.Callback)):
+    """Keras 3's `SwapEMAWeights`, which asks the model's optimizer for what the one inside it keeps."""
+
+    def _swap_variables(self) -> None:
+        self.model.optimizer.exchange_averages()
+
+    def _finalize_ema_values(self) -> None:
+        self.model.optimizer.average_from_here()
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        self.on_test_end(logs)  # Keras 3.12 leaves the averages in the model.
+
+
+def with_own_averages(callbacks: Any) -> Any:
+    """The callbacks of `fit`, `evaluate` or `predict`, where Keras 3's `SwapEMAWeights` is made to serve
+    a `DPOptimizer`."""
+    if isinstance(callbacks, (list, tuple)):
+        return [with_own_averages(callback) for callback in callbacks]
+    if type(callbacks) is getattr(tf.keras.callbacks, "SwapEMAWeights", None):
+        return _SwapAverages(callbacks.swap_on_epoch)
+    return callbacks
+
+
 class _RunningBar(tf.keras.callbacks.ProgbarLogger):
     """Shows figures as they are, and ends where training is stopped: Keras's own goes on to the last step
     of the epoch, and in Keras 2 averages what is no metric of the model over the steps."""
@@ -424,7 +447,7 @@ def fit_callbacks(
 
 # What decides nothing by a figure of the data, and writes none. Keras 2 and 3 have some each.
 _BLIND = (
-    *(PrivacyBudget, PrivacyScalars, PrivacyLedger),
+    *(PrivacyBudget, PrivacyScalars, PrivacyLedger, _SwapAverages),
     *(
         getattr(tf.keras.callbacks, name)
         for name in (

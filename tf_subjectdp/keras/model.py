@@ -15,7 +15,13 @@ import tensorflow as tf
 
 from tf_subjectdp import clipping
 from tf_subjectdp.keras import batches, compat, fit_checks, validation
-from tf_subjectdp.keras.callbacks import PrivacyLedger, PrivacyScalars, check_figures, fit_callbacks
+from tf_subjectdp.keras.callbacks import (
+    PrivacyLedger,
+    PrivacyScalars,
+    check_figures,
+    fit_callbacks,
+    with_own_averages,
+)
 from tf_subjectdp.keras.item_loss import ItemLoss
 from tf_subjectdp.keras.optimizer import DPOptimizer
 from tf_subjectdp.keras.part_engines import Statistics
@@ -177,7 +183,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         length, last = None, None
         if optimizer.plan is not None:
             length = fit_checks.check_budget(x, optimizer, kwargs)
-        callbacks = _flat(kwargs.pop("callbacks", None))
+        callbacks = with_own_averages(_flat(kwargs.pop("callbacks", None)))
         before, opened = self._trackers.total_non_finite(), []
         try:
             if length is not None:
@@ -205,6 +211,14 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             optimizer._parts.restore()
             self._releases.look()
             self._warn_non_finite(self._trackers.total_non_finite() - before)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras's own."""
+        return super().evaluate(*args, **_with_own_averages(kwargs))
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras's own."""
+        return super().predict(*args, **_with_own_averages(kwargs))
 
     @property
     def _releases(self) -> Releases:
@@ -435,13 +449,21 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             )
 
 
+def _with_own_averages(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: with_own_averages(value) if name == "callbacks" else value
+        for name, value in kwargs.items()
+    }
+
+
 def _has_texts(spec: Any) -> bool:
     return any(leaf.dtype == tf.string for leaf in tf.nest.flatten(spec))
 
 
 def _flat(callbacks: Any) -> list[Any]:
-    """The callbacks that `fit` was given: one, a list, or a `CallbackList`."""
-    found = getattr(callbacks, "callbacks", callbacks)
-    if found is None:
-        return []
-    return list(found) if isinstance(found, (list, tuple)) else [found]
+    """The callbacks that `fit` was given: one, a nest of them, or Keras's `CallbackList`s."""
+    found: list[Any] = []
+    for part in [] if callbacks is None else tf.nest.flatten(callbacks):
+        within = isinstance(part, tf.keras.callbacks.CallbackList)
+        found += _flat(part.callbacks) if within else [part]
+    return found
