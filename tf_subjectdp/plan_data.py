@@ -163,9 +163,9 @@ def _elements_that_stay(plan: Plan, pairs, owners, rng, rows) -> np.ndarray | No
 
 
 def _capacity(plan: Plan) -> int:
-    """A batch size that a step exceeds with probability below 1e-6; larger ones are split."""
+    """A batch size that a step seldom exceeds (five standard deviations); it then takes twice as much."""
     if not plan.sampling.poisson:
-        return int(plan.facts.batch_size)
+        return plan.facts.rows_in_batch
     mean, spread = plan.facts.batch_size, plan.facts.batch_size
     if plan.facts.scheme == "poisson_subjects":
         spread *= plan.facts.items_in_step

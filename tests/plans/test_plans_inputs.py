@@ -103,8 +103,9 @@ def test_a_batch_above_the_data_is_refused_with_the_bound(sampling):
 
 
 def test_a_delta_not_below_one_over_the_subjects_warns():
-    with pytest.warns(UserWarning, match=r"delta=0\.1 is not below 1 / subjects"):
+    with pytest.warns(UserWarning, match=r"delta=0\.1 is not below 1 / subjects") as said:
         make(delta=0.1)
+    assert said[0].filename == __file__  # not a file of the library
 
 
 def test_delta_is_held_against_the_number_of_what_is_protected():
