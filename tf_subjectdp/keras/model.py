@@ -163,7 +163,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
           **kwargs: Keras's own (epochs, steps_per_epoch, initial_epoch, callbacks, ...).
 
         Raises:
-          ValueError: data without people or not drawn as planned, or more steps than are left.
+          ValueError: data without people or not drawn as planned, more steps than are left, or a metric
+            called as what does not look at the training data ("epoch", "lr", "val_...").
         """
         optimizer = self._optimizer()
         if not isinstance(public_validation, bool):
