@@ -74,15 +74,6 @@ def plan_dataset(
     pairs = None
     if element_id is not None:
         pairs, owners = pair_codes(codes, encode_elements(element_id, codes.size))
-    rows = _rows_that_stay(plan, codes, n_subjects, rng)
-    if pairs is not None:
-        rows = _elements_that_stay(plan, pairs, owners, rng, rows)
-    # What is drawn as one, and what is clipped together.
-    drawn_as_one, n_drawn = codes, n_subjects
-    if plan.sampling.unit == "element":
-        drawn_as_one, n_drawn = pairs, owners.size
-    together = codes if pairs is None else pairs
-    table = SubjectTable.from_codes(drawn_as_one if rows is None else drawn_as_one[rows], n_drawn)
 
     def draws():
         order = rng()
@@ -96,7 +87,8 @@ def plan_dataset(
                 drawn = order.permutation(drawn)
             yield drawn
 
-    return to_dataset(
+    # First of all: of unequal lengths nothing is told that follows from them.
+    dataset = to_dataset(
         {"x": x, "y": y, "subject": codes, "element": pairs, "weight": sample_weight},
         draws,
         plan.steps,
@@ -104,6 +96,16 @@ def plan_dataset(
         seeded=seed is not None,
         fingerprint=plan.fingerprint,
     )
+    rows = _rows_that_stay(plan, codes, n_subjects, rng)
+    if pairs is not None:
+        rows = _elements_that_stay(plan, pairs, owners, rng, rows)
+    # What is drawn as one, and what is clipped together.
+    drawn_as_one, n_drawn = codes, n_subjects
+    if plan.sampling.unit == "element":
+        drawn_as_one, n_drawn = pairs, owners.size
+    together = codes if pairs is None else pairs
+    table = SubjectTable.from_codes(drawn_as_one if rows is None else drawn_as_one[rows], n_drawn)
+    return dataset
 
 
 def _rows_that_stay(plan: Plan, codes: np.ndarray, n_subjects: int, rng) -> np.ndarray | None:
@@ -161,9 +163,9 @@ def _elements_that_stay(plan: Plan, pairs, owners, rng, rows) -> np.ndarray | No
 
 
 def _capacity(plan: Plan) -> int:
-    """A batch size that a step exceeds with probability below 1e-6; larger ones are split."""
+    """A batch size that a step seldom exceeds (five standard deviations); it then takes twice as much."""
     if not plan.sampling.poisson:
-        return int(plan.facts.batch_size)
+        return plan.facts.rows_in_batch
     mean, spread = plan.facts.batch_size, plan.facts.batch_size
     if plan.facts.scheme == "poisson_subjects":
         spread *= plan.facts.items_in_step

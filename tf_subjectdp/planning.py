@@ -96,9 +96,8 @@ def plan(
     facts = without_unused_sums(facts_of(sampling, stats, cap), algorithm, stats)
     total = length_in_steps(epochs, steps, facts.steps_per_epoch)
     if delta is not None:
-        elements = None if stats.elements is None else stats.elements.n_elements
-        number = number_protected(unit, stats.n_items, stats.n_subjects, elements)
-        delta = check_plan_delta(delta, unit, number)
+        delta = check_delta(delta)
+        warn_of_delta(delta, unit, number_protected(unit, stats))
     if noise_multiplier is None:
         epsilon = check_epsilon(epsilon)
         if delta is None:
@@ -233,21 +232,14 @@ def check_epsilon(epsilon) -> float:
     return float(epsilon)
 
 
-def check_plan_delta(delta, unit: str, number: int) -> float:
-    """Returns the delta of a promise to each of so many units; warns where it promises nothing."""
-    delta = check_delta(delta)
-    note_large_delta(delta, unit, number)
-    return delta
-
-
-def note_large_delta(delta: float, unit: str, number: int) -> None:
-    """Warns of a delta that is not below one over the number of protected units."""
+def warn_of_delta(delta: float, unit: str, number: int) -> None:
+    """Warns whoever called the caller of a delta that is not below one over the number of units."""
     if delta >= 1.0 / number:
         warnings.warn(
             f"delta={delta:g} is not below 1 / {unit}s = {1.0 / number:g}: a mechanism that "
             f"publishes one {'person' if unit == 'subject' else unit} at random would satisfy it. "
             "Choose a smaller delta.",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

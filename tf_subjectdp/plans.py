@@ -84,9 +84,7 @@ class Plan:
         """The plan's delta; where it has none, a tenth of 1 / the units that it protects."""
         if self.delta is not None:
             return self.delta
-        elements = None if self.stats.elements is None else self.stats.elements.n_elements
-        facts = self.facts
-        return 0.1 / number_protected(self.unit, facts.n_items, facts.n_subjects, elements)
+        return 0.1 / number_protected(self.unit, self.stats)
 
     @property
     def event(self) -> dp_accounting.DpEvent:
@@ -336,14 +334,21 @@ def divisor_of_counts(
     return facts.scheme != "poisson_elements" and facts.expected_subjects is not None
 
 
-def number_protected(unit: str, n_items: int, n_subjects: int, n_elements: int | None) -> int:
+def number_protected(unit: str, stats: Any) -> int:
     """How many units the data have, of which a delta must be well below one over.
 
-    Elements that were not counted are taken to be no more than there are subjects: each has one.
+    Elements that were not counted are taken to be no more than there are subjects: each has one. In
+    silos one element may have items in several: they are taken to be as many as in one silo at most.
+
+    Args:
+      unit: the protected unit; a "silo" is as many as its subjects.
+      stats: `SubjectStats` or `SiloStats`, of which `n_items`, `n_subjects` and `elements` are read.
     """
     if unit == "item":
-        return n_items
-    return max(n_subjects, n_elements or 0) if unit == "element" else n_subjects
+        return stats.n_items
+    found = stats.elements if unit == "element" else None
+    counted = () if found is None else found if isinstance(found, tuple) else (found,)
+    return max([stats.n_subjects, *(elements.n_elements for elements in counted)])
 
 
 def check_delta(delta: float) -> float:

@@ -288,8 +288,9 @@ def test_wrong_types_are_named():
         make(rounds=2.5)
     with pytest.raises(ValueError, match="leave out epsilon="):
         sdp.federated.plan(None, sdp.PoissonItems(2), STATS, rounds=2, epsilon=1.0)
-    with pytest.warns(UserWarning, match="not below 1 / subjects"):
+    with pytest.warns(UserWarning, match="not below 1 / subjects") as said:
         make(delta=0.3)
+    assert said[0].filename == __file__  # not a file of the library
     with pytest.warns(UserWarning, match=f"not below 1 / items = {1 / STATS.n_items:g}"):
         make(sdp.ItemDP(1.0), unit="item", delta=1.0 / STATS.n_items)
 

@@ -38,6 +38,15 @@ def test_a_budget_stops_before_the_step_that_would_overspend_it(
     assert model.optimizer.steps_taken == taken
 
 
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_the_progress_bar_ends_where_a_budget_stops(box, long_plan, verbose, capsys):
+    model = box.compiled(long_plan)
+    budget = sdp.PrivacyBudget(long_plan.epsilon(steps=5) * 1.0001)
+    model.fit(box.data(long_plan), verbose=verbose, callbacks=[budget])
+    said = capsys.readouterr().out
+    assert "5/5" in said and "12/12" not in said
+
+
 def test_a_budget_per_item_allows_more_steps(box, long_plan):
     budget = long_plan.epsilon(steps=3)
     model = box.compiled(long_plan)
@@ -191,13 +200,23 @@ def test_a_ledger_has_one_writer(box, long_plan, tmp_path):
     assert second.optimizer.steps_taken == 2
 
 
-K = tf.keras.callbacks
+def test_callbacks_in_a_nest_are_callbacks_of_fit(box, long_plan, tmp_path):
+    """A ledger is opened, and what decides is named, wherever it stands."""
+    ledger, model = sdp.PrivacyLedger(tmp_path / "ledger.json"), box.compiled(long_plan)
+    mine = type("Mine", (K.Callback,), {"callbacks": [], "on_train_end": lambda self, _: None})()
+    nest = [K.CallbackList([K.TerminateOnNaN()]), {"a": [ledger], "b": (mine,)}]
+    model.fit(box.data(long_plan).take(1), verbose=0, callbacks=nest)
+    stop, own = first_paragraphs(model)
+    assert "TerminateOnNaN saw loss" in stop and "Mine saw losses" in own
+    assert ledger.path.with_name("ledger.json.lock").exists()
 
 
-def seeing():
-    """A callback of a class that sees nothing, with a method put in by hand."""
-    callback = K.Callback()
-    callback.on_epoch_end = lambda epoch, logs=None: None
+K, K_METRICS = tf.keras.callbacks, tf.keras.metrics
+
+
+def seeing(callback, **methods):
+    """A callback with methods put in by hand."""
+    vars(callback).update(methods)
     return callback
 
 
@@ -218,8 +237,14 @@ def seeing():
         (K.TensorBoard("logs"), "TensorBoard wrote losses", "TensorBoard wrote losses"),
         (K.LambdaCallback(), "LambdaCallback saw losses", "LambdaCallback saw losses"),
         (type("Mine", (K.EarlyStopping,), {})("val_a"), "Mine saw losses", "Mine saw losses"),
-        (seeing(), "Callback saw losses", "Callback saw losses"),
-        (K.LearningRateScheduler(lambda epoch: 0.1), None, None),
+        (seeing(K.Callback(), on_epoch_end=print), "Callback saw losses", "Callback saw losses"),
+        (
+            seeing(sdp.PrivacyScalars(), set_params=print),
+            "Scalars saw losses",
+            "Scalars saw losses",
+        ),
+        (K.LearningRateScheduler(lambda epoch: 0.1), "ASSUMED, not looked", "ASSUMED, not looked"),
+        (K.ModelCheckpoint("{lr:{val_mae}}.keras"), "wrote val_mae", None),
         (K.BackupAndRestore("backup"), None, None),
         (sdp.PrivacyBudget(1.0), None, None),
     ],
@@ -249,6 +274,45 @@ def test_the_statement_begins_with_the_callbacks_that_no_figure_covers(box, long
         found = first_paragraphs(each)
         assert "EarlyStopping saw val_loss, which nobody noised" in found[1]
     assert "TerminateOnNaN saw loss" in first_paragraphs(model)[2]
+
+
+def test_a_monitor_that_changes_during_fit_is_named_as_well(box, long_plan):
+    model, stop = box.compiled(long_plan), K.EarlyStopping("val_loss", patience=9)
+    others = iter(["loss", "epsilon", "val_loss"])
+
+    def schedule(epoch, rate):
+        stop.monitor = next(others)
+        return rate
+
+    model.fit(
+        box.data(long_plan), steps_per_epoch=1, epochs=3, verbose=0, public_validation=True,
+        validation_data=(box.x, box.y), callbacks=[K.LearningRateScheduler(schedule), stop],
+    )  # fmt: skip
+    assumed, word, saw = first_paragraphs(model)
+    assert "the learning rates that the callback LearningRateScheduler set depend on" in assumed
+    assert "EarlyStopping decided by val_loss, which then costs nothing" in word
+    assert "EarlyStopping saw loss, which nobody noised" in saw
+
+
+@pytest.mark.parametrize("name", ["lr", "epoch", "epsilon", "val_error"])
+def test_no_figure_of_the_training_data_has_a_name_of_others(box, long_plan, name):
+    model = box.compiled(long_plan, metrics=[K_METRICS.MeanSquaredError(name=name)])
+    with pytest.raises(ValueError, match=f"is called '{name}', .*Give the metric .*another name"):
+        model.fit(
+            box.data(long_plan), verbose=0, callbacks=[sdp.PrivacyScalars(), K.EarlyStopping(name)]
+        )
+    assert model.optimizer.steps_taken == 0
+
+
+def test_no_output_is_called_as_a_figure_of_the_validation_data(box, long_plan):
+    layer = tf.keras.layers.Dense(1, name="val_a")
+    given = tf.keras.Input([3])
+    model = box.compiled(
+        long_plan, tf.keras.Model(given, [layer(given), tf.keras.layers.Dense(1)(given)])
+    )
+    data = long_plan.dataset(box.x, (box.y, box.y), box.ids)
+    with pytest.raises(ValueError, match="is called 'val_a_loss', .*the output another name"):
+        model.fit(data, verbose=0)
 
 
 def first_paragraphs(model):

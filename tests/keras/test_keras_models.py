@@ -333,6 +333,21 @@ def test_a_private_model_is_not_wrapped_twice(box):
         sdp.PrivateModel(sdp.PrivateModel(box.net()))
 
 
+def test_texts_are_better_vectorised_before_the_plans_dataset(box, plan, caplog):
+    layer = tf.keras.layers.TextVectorization(output_sequence_length=3, vocabulary=["a", "b"])
+    texts, given = np.array(["a b", "b", "a"] * 20), tf.keras.Input([], dtype="string")
+    for inside in (True, False):
+        words = given if inside else tf.keras.Input([3], dtype="int64")
+        vectors = tf.keras.layers.Embedding(4, 2)(layer(given) if inside else words)
+        pooled = tf.keras.layers.GlobalAveragePooling1D()(vectors)
+        net = tf.keras.Model(words, tf.keras.layers.Dense(1)(pooled))
+        model = box.compiled(plan, net, engine="auto")
+        data = plan.dataset(texts if inside else layer(texts), box.y, box.ids)
+        caplog.clear()
+        model._prepare(data.element_spec)
+        assert ("takes texts: turn them into numbers before plan.dataset" in caplog.text) == inside
+
+
 def test_an_embedding_and_lstm_train_as_row_by_row_and_say_how_in_one_line(box, caplog):
     """O3: TensorFlow cannot vectorise it; the loop gives what a Python loop over rows gives."""
     net = tf.keras.Sequential(

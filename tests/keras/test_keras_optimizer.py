@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`DPOptimizer` passes everything but gradients through to the optimizer inside it."""
 
+import copy
 import inspect
 import json
 import math
@@ -131,6 +132,90 @@ def test_a_planned_optimizer_survives_json(plan):
     assert again.plan == plan and again.name == "mine"
     assert again.plan.epsilon() == plan.epsilon()
     assert "noise_multiplier" not in config and "epsilon" not in config["plan"]
+
+
+def test_a_copy_counts_its_own_steps_and_those_that_its_weights_bring(box, plan):
+    """Keras 2 copies none of its own optimizers."""
+    own = plan.optimizer(
+        tf.keras.optimizers.Adam(0.25), engine={"strategy": "loop"}, weight_radius=9.0,
+        initial_weights="public",
+    )  # fmt: skip
+    assert copy.deepcopy(own).get_config() == own.get_config()
+    first, data = sdp.PrivateModel(box.net()), box.data(plan)
+    first.compile(own, loss="mse")
+    first.fit(data.take(2), verbose=0)
+    other, beside = copy.deepcopy([own, own])
+    assert other is beside and other.plan is plan and other.inner is not own.inner
+    assert other.get_config() == {**own.get_config(), "initial_weights": None}
+    assert other.steps_taken == int(other.inner.iterations) == 0 and own.steps_taken == 2
+    trained = first.inner_model.get_weights()
+    fresh, again = sdp.PrivateModel(box.net()), sdp.PrivateModel(box.net())
+    again.inner_model.set_weights(trained)
+    fresh.compile(other, loss="mse")
+    again.compile(copy.deepcopy(own), loss="mse")
+    for model, before in ((fresh, 0), (again, 2)):
+        assert model.optimizer.steps_taken == before
+        model.fit(data.take(1), verbose=0)
+        assert model.optimizer.steps_taken == before + 1
+        assert "FROM ELSEWHERE" not in model.privacy_statement()
+    assert own.steps_taken == 2
+    alone = sdp.DPOptimizer("sgd", sdp.HiGradAvg(1.0), noise_multiplier=2.0, divisor=3.0)
+    assert copy.deepcopy(alone).get_config() == alone.get_config()
+
+
+def test_copies_make_their_own_noise(box, plan):
+    """Nobody is in the steps: what moves the weights is noise alone."""
+    own = sdp.DPOptimizer("sgd", sdp.HiGradAvg(1.0), noise_multiplier=1.0)
+    variables = [tf.Variable(tf.zeros([9])) for _ in range(2)]
+    rows, extras = tf.zeros([0, 1]), {"subject": tf.zeros([0], tf.int64)}
+    for optimizer, variable in zip((own, copy.deepcopy(own)), variables, strict=True):
+        sdp.private_step(
+            optimizer, lambda x, v=variable: (x[:, 0] * v[0], x), [variable], rows, extras,
+            strategy="loop",
+        )  # fmt: skip
+    assert not set(variables[0].numpy()) & set(variables[1].numpy())
+
+
+@pytest.mark.skipif(not hasattr(tf.keras.callbacks, "SwapEMAWeights"), reason="of Keras 3 alone")
+def test_averages_are_swapped_in_as_by_keras_and_cost_nothing_more(box, tmp_path):
+    """Without noise and clipping: what Keras's own full batches and callback give."""
+    plan, swap = box.exact_plan(steps=6), tf.keras.callbacks.SwapEMAWeights
+    nets, seen, scores = (box.net(), box.net()), ([], []), []
+    nets[0].set_weights(nets[1].get_weights())
+    kept = tmp_path / "kept.keras"
+    for net, found in zip(nets, seen, strict=True):
+        inner = tf.keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.6)
+        end = tf.keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda *_, net=net, found=found: found.append(net.get_weights())
+        )
+        options = {"epochs": 3, "verbose": 0, "validation_data": (box.x, box.y)}
+        if net is nets[0]:
+            net.compile(inner, "mse")
+            rows = tf.data.Dataset.from_tensors((box.x, box.y)).repeat(2)
+            history = net.fit(rows, callbacks=[swap(True), end], **options).history
+            scores.append(net.evaluate(box.x, box.y, verbose=0, callbacks=[swap()]))
+        else:
+            model, save = box.compiled(plan, net, inner), tf.keras.callbacks.ModelCheckpoint(kept)
+            options["steps_per_epoch"] = 2
+            callbacks = [swap(True), save, end]
+            of_ours = model.fit(box.data(plan), callbacks=callbacks, **options).history
+            scores.append(model.evaluate(box.x, box.y, verbose=0, callbacks=[swap()]))
+            model.predict(box.x, verbose=0, callbacks=[swap()])
+    np.testing.assert_allclose(history["val_loss"], of_ours["val_loss"], rtol=1e-5)
+    np.testing.assert_allclose(*scores, rtol=1e-5)
+    seen = [[*found, net.get_weights()] for net, found in zip(nets, seen, strict=True)]
+    for left, right in zip(*map(tf.nest.flatten, seen), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+    for each in (model, tf.keras.models.load_model(kept)):
+        said = each.privacy_statement()
+        assert "6 of 6 planned" in said and "FROM ELSEWHERE" not in said
+
+
+def test_averages_that_are_not_kept_are_asked_for(box, plan):
+    if box.keras_3:
+        model = box.compiled(plan)
+        with pytest.raises(ValueError, match=r"SGD keeps no averages.*use_ema=True"):
+            model.evaluate(box.x, box.y, callbacks=[tf.keras.callbacks.SwapEMAWeights()])
 
 
 def test_an_optimizer_may_be_named(plan):

@@ -78,6 +78,17 @@ def test_every_pass_has_a_number_of_its_own_and_counts_its_steps():
     assert len(passes) == 2 and min(passes) >= 0
 
 
+@pytest.mark.parametrize("sampling", [sdp.FixedSize, sdp.Shuffle])
+def test_a_batch_of_a_fixed_size_is_padded_to_that_size(sampling):
+    """15 / 22 * 22 is below 15; cut off, a batch of 15 would be padded to 28."""
+    ids = np.arange(22)
+    plan = sdp.plan(
+        sdp.ItemDP(1.0), sampling(15), sdp.SubjectStats.from_ids(ids), steps=3, noise_multiplier=1.0
+    )
+    sizes = [len(x) for x, _, _ in plan.dataset(X[:22], Y[:22], ids, pad=True).as_numpy_iterator()]
+    assert sizes == [15, 15, 15]
+
+
 def test_subject_ids_may_be_strings():
     names = np.array([f"patient {i}" for i in IDS])
     plan = sdp.plan(

@@ -103,8 +103,9 @@ def test_a_batch_above_the_data_is_refused_with_the_bound(sampling):
 
 
 def test_a_delta_not_below_one_over_the_subjects_warns():
-    with pytest.warns(UserWarning, match=r"delta=0\.1 is not below 1 / subjects"):
+    with pytest.warns(UserWarning, match=r"delta=0\.1 is not below 1 / subjects") as said:
         make(delta=0.1)
+    assert said[0].filename == __file__  # not a file of the library
 
 
 def test_delta_is_held_against_the_number_of_what_is_protected():
@@ -156,6 +157,15 @@ def test_missing_ids_are_refused_and_the_first_row_is_named(ids, message):
     plan = make(stats=sdp.SubjectStats.public(n_items=60, n_subjects=12, max_items=60))
     with pytest.raises(ValueError, match=message):
         plan.dataset(X, Y, ids)
+
+
+@pytest.mark.parametrize("sampling", [sdp.PoissonItems(16), sdp.FixedSize(8)])
+def test_unequal_lengths_are_told_before_what_follows_from_them(sampling, caplog):
+    """Other numbers of items, people and their items, which are no news where ids are missing."""
+    plan = make(sampling=sampling)
+    with pytest.raises(ValueError, match="unequal numbers of rows: x has 60.*there are 50 subject"):
+        plan.dataset(X, Y, np.arange(50) % 2)
+    assert not caplog.messages
 
 
 def test_an_element_id_is_refused_where_no_element_is_protected():

@@ -61,7 +61,9 @@ class SamplingFacts:
         "poisson_elements") is in a step's batch.
       n_items: items in the data, after contribution bounding.
       n_subjects: subjects in the data.
-      batch_size: expected (or fixed) number of items of a step.
+      batch_size: expected (or fixed) number of items of a step. Where subjects are sampled with a
+        `step_cap`, it is a sum over everybody's counts in a plan that divides by it, and in another
+        an upper bound on it: rate * n_subjects * min(mean, step_cap).
       expected_subjects: expected number of subjects of a step: where items are sampled, a sum over
         everybody's counts. None in a plan that does not divide by it.
       max_items: k, the most items that one subject has in the data, after contribution bounding.

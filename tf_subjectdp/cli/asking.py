@@ -42,7 +42,7 @@ def ask(arguments: argparse.Namespace) -> Question:
     step_cap = arguments.cap if scheme == "poisson_subjects" and name != "groupdp" else None
     needs_k = _needs_k(name, unit, scheme, arguments.cap)
     holders = holders_of(arguments, stats, scheme, step_cap, needs_k=needs_k)
-    inputs.check_delta_of(arguments, unit, stats)
+    inputs.warn_of_delta(arguments, unit, stats)
     most, source = _most_silos(arguments, stats, len(holders))
     if name in CENTRAL and len(holders) == 1 and arguments.silos is None:
         raise UsageError(f"{name} needs --silos S (or --silo-column NAME): how many silos sum up")

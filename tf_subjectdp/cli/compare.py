@@ -47,7 +47,7 @@ def compare(arguments: argparse.Namespace) -> Result:
     stats = inputs.read_table(arguments)
     if stats is None:
         stats = inputs.figures(arguments)
-    inputs.check_delta_of(arguments, "subject", stats)
+    inputs.warn_of_delta(arguments, "subject", stats)
     most, source = None, None
     if isinstance(stats, SiloStats):
         most, source = inputs.silos_per_subject(arguments, stats)

@@ -8,9 +8,9 @@ import dataclasses
 import warnings
 from typing import Any
 
+from tf_subjectdp import planning
 from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.progress import ProgressBar
-from tf_subjectdp.planning import note_large_delta
 from tf_subjectdp.plans import number_protected
 from tf_subjectdp.sampling import SiloStats, SubjectStats, stats_from_table
 
@@ -59,22 +59,22 @@ def or_cap_data(arguments: argparse.Namespace) -> str:
     return "" if arguments.cap_data is not None else "; --cap-data bounds the items in the data"
 
 
-def check_delta_of(
+def warn_of_delta(
     arguments: argparse.Namespace, unit: str, stats: SubjectStats | SiloStats | None
 ) -> None:
     """Warns, as `plan` does, where delta is not below one over the number of what is protected."""
     if unit == "silo":
         return
-    counted = arguments if stats is None else stats
-    names = ("items", "subjects", "elements_in_all")
-    if stats is not None:
-        names = ("n_items", "n_subjects", "")
-    items, subjects, elements = (getattr(counted, name, None) for name in names)
-    if items is None and unit == "item" or subjects is None and unit == "subject":
-        return
-    number = number_protected(unit, items or 0, subjects or 0, elements)
+    if stats is None:
+        of_all = arguments.elements_in_all
+        stats = argparse.Namespace(
+            n_items=arguments.items or 0,
+            n_subjects=arguments.subjects or 0,
+            elements=None if of_all is None else argparse.Namespace(n_elements=of_all),
+        )
+    number = number_protected(unit, stats)
     if number:
-        note_large_delta(arguments.delta, unit, number)
+        planning.warn_of_delta(arguments.delta, unit, number)
 
 
 def note_cap_of_figures(arguments: argparse.Namespace) -> None:

@@ -85,8 +85,8 @@ def statement(arguments: argparse.Namespace) -> Result:
         made = read_plan(arguments.plan)
     elif arguments.ledger is not None:
         raise UsageError(
-            "--ledger needs --plan FILE beside it: a ledger holds the steps taken and the number of its "
-            "plan, not the plan"
+            "--ledger needs --plan FILE beside it, the plan whose steps the ledger counts: it is known "
+            "there by its number"
         )
     else:
         if arguments.algorithm is None:

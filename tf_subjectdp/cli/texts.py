@@ -97,9 +97,9 @@ STATEMENT = (
     "the privacy statement of a plan",
     """\
 What a run protects, from whom and what not, in plain sentences. The epsilon is computed anew from
-the plan's constants, never read from its file. A PrivacyLedger's file holds the steps taken and
-the plan's number only, so it needs --plan beside it. A saved PrivateModel says what its own
-privacy_statement() says.
+the plan's constants, never read from its file. A PrivacyLedger's file holds the steps taken, the
+number of their plan, and the runs whose weights came in; it needs --plan beside it, whose steps
+they are. A saved PrivateModel says what its own privacy_statement() says.
 
   subjectdp statement --plan plan.json --steps-taken 1200
   subjectdp statement --model private.keras""",

@@ -17,8 +17,8 @@ from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, check_cap
 from tf_subjectdp.algorithms.part_clipping import PartClipping
 from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import NOISE_AT, VIEWS, WEIGHTINGS, FederatedPlan
-from tf_subjectdp.planning import check_epsilon, check_plan_delta, facts_of, without_unused_sums
-from tf_subjectdp.plans import check_unit, guarantee_of, number_protected
+from tf_subjectdp.planning import check_epsilon, facts_of, warn_of_delta, without_unused_sums
+from tf_subjectdp.plans import check_delta, check_unit, guarantee_of, number_protected
 from tf_subjectdp.sampling import (
     FixedSize,
     PoissonElements,
@@ -137,6 +137,9 @@ def plan(
             f"silos_per_subject={most}, but the stats have a subject in {stats.silos_per_subject} "
             "silos: the promise does not hold; raise it, or leave it out."
         )
+    if delta is not None:
+        delta = check_delta(delta)
+        warn_of_delta(delta, unit, number_protected(unit, stats))
     samplings = _one_a_silo(sampling, stats.names)
     made = FederatedPlan(
         algorithm=algorithm,
@@ -152,7 +155,7 @@ def plan(
         weighting=weighting,
         silos_per_subject=most,
         minimum_silos=minimum,
-        delta=None if delta is None else _checked_delta(delta, unit, stats),
+        delta=delta,
         max_items_per_subject=cap,
         unit=unit,
         stats=stats,
@@ -253,13 +256,6 @@ def _check_combination(made: FederatedPlan) -> None:
             f"noise_at='server' with {name} and {made.samplings[0]} is not proven; use ItemDP, "
             "HiGradAvg, GroupDP, SubjectDP or ElementDP with Poisson sampling."
         )
-
-
-def _checked_delta(delta: Any, unit: str, stats: SiloStats) -> float:
-    # One element may have items in several silos: how many there are in all is at least the most of one.
-    elements = None if stats.elements is None else max(one.n_elements for one in stats.elements)
-    number = number_protected(unit, stats.n_items, stats.n_subjects, elements)
-    return check_plan_delta(delta, unit, number)
 
 
 def _facts(

@@ -10,7 +10,7 @@ import math
 import numbers
 import os
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -335,17 +335,29 @@ class _Bookkeeping(tf.keras.callbacks.Callback):
       steps: the count when `fit` begins.
       last: the count at which it ends; None leaves that to Keras.
       whole_calls: whether the last call of the training function must be a whole one.
-      remarks: what a statement must say first once training has begun.
+      remarks: gives what a statement must say first once training has begun. It is asked again when
+        epochs begin and end, since callbacks may be changed meanwhile, and nothing said is taken back.
     """
 
-    def __init__(self, steps: int, last: int | None, whole_calls: bool, remarks: Sequence[str]):
+    def __init__(
+        self, steps: int, last: int | None, whole_calls: bool, remarks: Callable[[], Sequence[str]]
+    ):
         super().__init__()
         self._steps, self._last, self._whole_calls = steps, last, whole_calls
         self._remarks = remarks
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.model.optimizer.count_lost_steps(self._steps)
-        for sentence in self._remarks:
+        self._remark()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._remark()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._remark()
+
+    def _remark(self) -> None:
+        for sentence in self._remarks():
             self.model._releases.remark(sentence)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -354,6 +366,7 @@ class _Bookkeeping(tf.keras.callbacks.Callback):
             _stop_before(self.model, self.model.optimizer.steps_taken + least, self._last)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._remark()
         self.model._releases.look()
         if self._last is not None and self._whole_calls:  # the next epoch is another pass
             least = steps_per_call(self.model)
@@ -367,12 +380,41 @@ def _stop_before(model: Any, next_count: int, last: int) -> bool:
     return next_count > last
 
 
+class _SwapAverages(getattr(tf.keras.callbacks, "SwapEMAWeights", tf.keras.callbacks.Callback)):
+    """Keras 3's `SwapEMAWeights`, which asks the model's optimizer for what the one inside it keeps."""
+
+    def _swap_variables(self) -> None:
+        self.model.optimizer.exchange_averages()
+
+    def _finalize_ema_values(self) -> None:
+        self.model.optimizer.average_from_here()
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        self.on_test_end(logs)  # Keras 3.12 leaves the averages in the model.
+
+
+def with_own_averages(callbacks: Any) -> Any:
+    """The callbacks of `fit`, `evaluate` or `predict`, where Keras 3's `SwapEMAWeights` is made to serve
+    a `DPOptimizer`."""
+    if isinstance(callbacks, (list, tuple)):
+        return [with_own_averages(callback) for callback in callbacks]
+    if type(callbacks) is getattr(tf.keras.callbacks, "SwapEMAWeights", None):
+        return _SwapAverages(callbacks.swap_on_epoch)
+    return callbacks
+
+
 class _RunningBar(tf.keras.callbacks.ProgbarLogger):
-    """Shows figures as they are: Keras 2's bar averages what is no metric of the model over the steps."""
+    """Shows figures as they are, and ends where training is stopped: Keras's own goes on to the last step
+    of the epoch, and in Keras 2 averages what is no metric of the model over the steps."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.stateful_metrics = set(logs or ())
         super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.model.stop_training and self.seen:
+            self.target = self.progbar.target = self.seen
+        super().on_epoch_end(epoch, logs)
 
 
 def fit_callbacks(
@@ -392,18 +434,20 @@ def fit_callbacks(
       steps_taken, last, whole_calls: of `_Bookkeeping`.
       public_validation: whether the validation data need no protection.
     """
-    remarks = uncovered(callbacks, public_validation)
+
+    def remarks() -> list[str]:
+        return uncovered(callbacks, public_validation)
+
     added: list[Any] = [_Bookkeeping(steps_taken, last, whole_calls, remarks)]
     bar = tf.keras.callbacks.ProgbarLogger
-    if not compat.KERAS_3 and verbose in ("auto", 1, True):
-        if not any(isinstance(callback, bar) for callback in callbacks):
-            added.append(_RunningBar(count_mode="steps"))
+    if verbose != 0 and not any(isinstance(callback, bar) for callback in callbacks):
+        added.append(_RunningBar() if compat.KERAS_3 else _RunningBar(count_mode="steps"))
     return added
 
 
 # What decides nothing by a figure of the data, and writes none. Keras 2 and 3 have some each.
 _BLIND = (
-    *(PrivacyBudget, PrivacyScalars, PrivacyLedger),
+    *(PrivacyBudget, PrivacyScalars, PrivacyLedger, _SwapAverages),
     *(
         getattr(tf.keras.callbacks, name)
         for name in (
@@ -411,7 +455,6 @@ _BLIND = (
             "BaseLogger",
             "Callback",
             "History",
-            "LearningRateScheduler",
             "ProgbarLogger",
             "SwapEMAWeights",
         )
@@ -420,6 +463,21 @@ _BLIND = (
 )
 # Figures in the logs that do not look at the data.
 _PUBLIC = ("batch", "epoch", "epsilon", "learning_rate", "lr")
+_VALIDATION = "val_"
+# What a callback may use of which nothing is known.
+_ANYTHING = "losses and metrics of the data"
+
+
+def check_figures(names: Iterable[str]) -> None:
+    """ValueError if a figure of the training data has a name that `uncovered` takes for harmless."""
+    for name in names:
+        if name in _PUBLIC or name.startswith(_VALIDATION):
+            raise ValueError(
+                f"a metric or loss of the training is called {name!r}, as a figure is that "
+                "does not look at the training data: what a callback decides by it would pass for "
+                f"harmless. Give the metric (name=...) or the output another name, not one of {_PUBLIC} "
+                f"and none that begins with {_VALIDATION!r}."
+            )
 
 
 def uncovered(callbacks: Sequence[Any], public_validation: bool) -> list[str]:
@@ -433,7 +491,11 @@ def uncovered(callbacks: Sequence[Any], public_validation: bool) -> list[str]:
     for callback in callbacks:
         name, (decides, writes) = type(callback).__name__, _uses(callback)
         private = [
-            [figure for figure in uses if not (public_validation and figure.startswith("val_"))]
+            [
+                figure
+                for figure in uses
+                if not (public_validation and figure.startswith(_VALIDATION))
+            ]
             for uses in (decides, writes)
         ]
         if private[0]:
@@ -452,16 +514,22 @@ def uncovered(callbacks: Sequence[Any], public_validation: bool) -> list[str]:
                 f"NOT COVERED by any figure below: the callback {name} wrote {private[1][0]}, which "
                 "nobody noised, to a file, into its name or to a server."
             )
-    return sentences
+        if type(callback) is tf.keras.callbacks.LearningRateScheduler:
+            sentences.append(
+                f"ASSUMED, not looked at: the learning rates that the callback {name} set depend on the "
+                "epoch and the rate before it alone. If its function looks at losses, metrics or a "
+                "history, which nobody noised, no figure below covers what it decided."
+            )
+    return list(dict.fromkeys(sentences))
 
 
 def _uses(callback: Any) -> tuple[list[str], list[str]]:
     """The figures by which a callback decides, and those that it writes."""
     keras, kind = tf.keras.callbacks, type(callback)
     decides, writes = [], []
-    if any(name.startswith("on_") for name in vars(callback)):
-        decides = ["losses and metrics of the data"]  # a method that was put in by hand
-    elif kind in _BLIND:
+    if any(callable(getattr(kind, name, None)) for name in vars(callback)):
+        decides = [_ANYTHING]  # a method that was put in by hand
+    elif kind in _BLIND or kind is keras.LearningRateScheduler:
         pass
     elif kind in (keras.EarlyStopping, keras.ReduceLROnPlateau):
         decides = [callback.monitor]
@@ -469,10 +537,17 @@ def _uses(callback: Any) -> tuple[list[str], list[str]]:
         decides = ["loss"]
     elif kind is keras.ModelCheckpoint:
         decides = [callback.monitor] if callback.save_best_only else []
-        fields = [field for _, field, *_ in string.Formatter().parse(str(callback.filepath))]
-        writes = [field for field in fields if field]
+        writes = _fields(str(callback.filepath))
     elif kind in (keras.CSVLogger, keras.RemoteMonitor, keras.TensorBoard):
-        writes = ["losses and metrics of the data"]
+        writes = [_ANYTHING]
     else:
-        decides = ["losses and metrics of the data"]
+        decides = [_ANYTHING]
     return tuple([use for use in uses if use not in _PUBLIC] for uses in (decides, writes))
+
+
+def _fields(template: str) -> list[str]:
+    """The names that a template is filled with, those inside a format ("{lr:{loss}}") included."""
+    found = []
+    for _, field, inside, _ in string.Formatter().parse(template):
+        found += [field, *_fields(inside)] if field else []
+    return found

@@ -15,7 +15,13 @@ import tensorflow as tf
 
 from tf_subjectdp import clipping
 from tf_subjectdp.keras import batches, compat, fit_checks, validation
-from tf_subjectdp.keras.callbacks import PrivacyLedger, PrivacyScalars, fit_callbacks
+from tf_subjectdp.keras.callbacks import (
+    PrivacyLedger,
+    PrivacyScalars,
+    check_figures,
+    fit_callbacks,
+    with_own_averages,
+)
 from tf_subjectdp.keras.item_loss import ItemLoss
 from tf_subjectdp.keras.optimizer import DPOptimizer
 from tf_subjectdp.keras.part_engines import Statistics
@@ -157,7 +163,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
           **kwargs: Keras's own (epochs, steps_per_epoch, initial_epoch, callbacks, ...).
 
         Raises:
-          ValueError: data without people or not drawn as planned, or more steps than are left.
+          ValueError: data without people or not drawn as planned, more steps than are left, or a metric
+            called as what does not look at the training data ("epoch", "lr", "val_...").
         """
         optimizer = self._optimizer()
         if not isinstance(public_validation, bool):
@@ -177,7 +184,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         length, last = None, None
         if optimizer.plan is not None:
             length = fit_checks.check_budget(x, optimizer, kwargs)
-        callbacks = _flat(kwargs.pop("callbacks", None))
+        callbacks = with_own_averages(_flat(kwargs.pop("callbacks", None)))
         before, opened = self._trackers.total_non_finite(), []
         try:
             if length is not None:
@@ -205,6 +212,14 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             optimizer._parts.restore()
             self._releases.look()
             self._warn_non_finite(self._trackers.total_non_finite() - before)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras's own."""
+        return super().evaluate(*args, **_with_own_averages(kwargs))
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras's own."""
+        return super().predict(*args, **_with_own_averages(kwargs))
 
     @property
     def _releases(self) -> Releases:
@@ -254,6 +269,11 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             layers=layers,
             one_term=optimizer.algorithm.one_term,
         )
+        if self._engine_choice[0] != "norm_only" and _has_texts(x_spec):
+            _log.warning(
+                "the model takes texts: turn them into numbers before plan.dataset, as in "
+                "x = text_vectorization(texts), and a faster engine may serve the rest of it"
+            )
 
     def _row_function(self, rows: Any) -> tuple[tf.Tensor, Any]:
         x, y, weight = rows
@@ -285,6 +305,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         y, weight = tf.nest.map_structure(lambda t: tf.gather(t, summed.rows), (y, weight))
         predictions, terms = summed.predictions
         logs = dict(self.compute_metrics(None, y, predictions, weight))
+        check_figures([*logs, *terms])
         noise = optimizer.algorithm.noise_stddev(optimizer.noise_multiplier)
         self._trackers.update(summed, regularization, noise, terms)
         logs.update(self._trackers.results(compat.raw(optimizer.privacy_steps)))
@@ -429,9 +450,21 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             )
 
 
+def _with_own_averages(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: with_own_averages(value) if name == "callbacks" else value
+        for name, value in kwargs.items()
+    }
+
+
+def _has_texts(spec: Any) -> bool:
+    return any(leaf.dtype == tf.string for leaf in tf.nest.flatten(spec))
+
+
 def _flat(callbacks: Any) -> list[Any]:
-    """The callbacks that `fit` was given: one, a list, or a `CallbackList`."""
-    found = getattr(callbacks, "callbacks", callbacks)
-    if found is None:
-        return []
-    return list(found) if isinstance(found, (list, tuple)) else [found]
+    """The callbacks that `fit` was given: one, a nest of them, or Keras's `CallbackList`s."""
+    found: list[Any] = []
+    for part in [] if callbacks is None else tf.nest.flatten(callbacks):
+        within = isinstance(part, tf.keras.callbacks.CallbackList)
+        found += _flat(part.callbacks) if within else [part]
+    return found

@@ -297,6 +297,41 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         self.inner.finalize_variable_values(var_list)
         self._releases.accept()
 
+    def exchange_averages(self) -> None:
+        """Exchanges the weights with the averages that an inner optimizer of Keras 3 keeps (`use_ema`).
+
+        Averages of noised weights cost nothing more. Keras's own `SwapEMAWeights` adds and subtracts: by
+        its rounding neither the averages nor the weights would be what the steps left.
+
+        Raises:
+          ValueError: the inner optimizer keeps no averages, or no weights are known to it yet.
+        """
+        pairs = self._weights_and_averages()
+        self._releases.look()
+        for weight, average in pairs:
+            kept = tf.identity(weight)
+            weight.assign(average)
+            average.assign(kept)
+        self._releases.accept()
+        self._releases.look()
+
+    def average_from_here(self) -> None:
+        """Sets the averages of `exchange_averages` to the weights as they are."""
+        for weight, average in self._weights_and_averages():
+            average.assign(weight)
+
+    def _weights_and_averages(self) -> list[tuple[tf.Variable, tf.Variable]]:
+        averages = getattr(self.inner, "_model_variables_moving_average", None)
+        if averages is None:
+            name = type(self.inner).__name__
+            raise ValueError(
+                f"{name} keeps no averages of the weights, or has no weights yet: make it with "
+                f"use_ema=True, plan.optimizer(tf.keras.optimizers.{name}(..., use_ema=True)), and build "
+                "the model."
+            )
+        pairs = zip(self.inner._trainable_variables, averages, strict=True)
+        return [(compat.raw(weight), compat.raw(average)) for weight, average in pairs]
+
     def get_config(self) -> dict[str, Any]:
         config = {
             "name": self.name,
@@ -327,6 +362,29 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         if config.get("algorithm") is not None:
             config["algorithm"] = algorithm_from_config(config["algorithm"])
         return cls(inner, **config)
+
+    def __deepcopy__(self, memo: Any) -> "DPOptimizer":
+        """As Keras's `from_config(get_config())`: it has taken no step, and neither has its inner one.
+
+        What the steps of this one cost belongs to the weights that they left, and so to whoever goes on
+        with these, the copy included. The user's word on the first weights is not about those.
+        """
+        given: dict[str, Any] = {"plan": self.plan}
+        if self.plan is None:
+            given = {
+                "algorithm": self.algorithm,
+                "noise_multiplier": self.noise_multiplier,
+                "divisor": self.divisor,
+            }
+        memo[id(self)] = copied = type(self)(
+            type(self.inner).from_config(self.inner.get_config()),
+            **given,
+            engine=self.engine,
+            weight_radius=self._weight_radius,
+            initial_weights=None if self.steps_taken else self._releases.initial_weights,
+            name=self.name,
+        )
+        return copied
 
 
 def _above_zero(name: str, value: Any) -> float:
