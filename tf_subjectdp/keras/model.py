@@ -20,7 +20,7 @@ from tf_subjectdp.keras.item_loss import ItemLoss
 from tf_subjectdp.keras.optimizer import DPOptimizer
 from tf_subjectdp.keras.part_engines import Statistics
 from tf_subjectdp.keras.penalties import weight_penalties
-from tf_subjectdp.keras.releases import Releases
+from tf_subjectdp.keras.releases import Releases, recorded_initialisers
 from tf_subjectdp.keras.saving import SavesPrivacyState
 from tf_subjectdp.keras.step import take_step
 from tf_subjectdp.keras.trackers import StepTrackers
@@ -227,8 +227,9 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         x_spec, y_spec = tf.nest.map_structure(batches.any_rows, (x_spec, y_spec))
         if not self.inner_model.built or not self.built:
             self._releases.look()
-            self(tf.nest.map_structure(batches.zero_row, x_spec))
-            self._releases.look(fresh=True)
+            with recorded_initialisers() as drawn:
+                self(tf.nest.map_structure(batches.zero_row, x_spec))
+            self._releases.look(drawn)
         trainable = tuple(id(v) for v in self.trainable_variables)
         optimizer, layers = self._optimizer(), compat.all_layers(self.inner_model)
         validation.check_layers(self.inner_model)

@@ -169,7 +169,8 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         variables = list(variables)
         with tf.init_scope():
             self.build(variables)
-        written = self._releases.stepped([*variables, *(v for v, _ in statistics)], layers)
+        kept = [*variables, *(v for v, _ in statistics)]
+        written = self._releases.stepped(kept, layers, self._slots(variables))
         written.before_step()
         if counted is None:
             counted = self._count(after, draw, seeded)
@@ -192,6 +193,21 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             if self._weight_radius is not None:
                 after_update.project(variables, self._weight_radius)
             written.after_step()
+
+    def _slots(self, variables: Sequence[Any]) -> list[tf.Variable]:
+        """What the inner optimizer keeps of earlier steps, but single numbers (its rates) where no weight
+        is one."""
+        least = 0 if any(variable.shape.rank == 0 for variable in map(compat.raw, variables)) else 1
+        names = ("learning_rate", "current_learning_rate")
+        found = map(compat.raw, self.variables[2:])
+        return [
+            v
+            for v in found
+            if v.dtype.is_floating
+            and v.shape.rank >= least
+            and v.shape.num_elements()
+            and v.name.split("/")[-1].split(":")[0] not in names
+        ]
 
     def _count(self, after: Sequence[Any], draw: Draw | None, seeded: tf.Tensor) -> list[Any]:
         with tf.control_dependencies(after):

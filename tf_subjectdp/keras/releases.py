@@ -10,15 +10,19 @@ added; not found, every statement of these weights leads with that. However weig
 recognised by their values.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import logging
 import math
 import secrets
+import sys
+import threading
+import types
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,8 +37,9 @@ _log = logging.getLogger("tf_subjectdp")
 _COORDINATES = 8
 # Foreign weights that traced steps met and that Python has not looked up yet; more are not known.
 _MET = 16
-# Weights that are larger are not made a second time to see whether they are fresh.
-_REDRAWN, _REDRAWN_ORTHOGONAL = 2**24, 2**20
+# Values that are known at most, of one variable at one time each (some 50 MB): the oldest are then
+# forgotten, and count as from elsewhere if they come back.
+_MOST_KNOWN = 2**18
 
 
 # -- how weights are recognised -----------------------------------------------------------------------
@@ -98,13 +103,17 @@ def _register(fingerprints: Iterable[str | None], record: Record) -> None:
     for fingerprint in fingerprints:
         if fingerprint is None:
             continue
-        before = _KNOWN.get(fingerprint)
-        if before is None or before is record:
-            _KNOWN[fingerprint] = record
-        else:
-            both = Record(before.runs.items(), before.remarks)
-            both.absorb(record)
-            _KNOWN[fingerprint] = both
+        found, before = record, _KNOWN.pop(fingerprint, None)
+        if before is not None and record.unknown and not before.unknown:
+            # These very values are known: that others beside them are not, here or to the one who
+            # wrote a file, changes nothing.
+            found = before
+        elif before is not None and before is not record:
+            found = Record(before.runs.items(), before.remarks)
+            found.absorb(record)
+        _KNOWN[fingerprint] = found  # as the newest
+    while len(_KNOWN) > _MOST_KNOWN:
+        _KNOWN.pop(next(iter(_KNOWN)), None)
 
 
 def register_file(config: dict[str, Any]) -> Record:
@@ -127,12 +136,58 @@ def register_file(config: dict[str, Any]) -> Record:
 # -- whether weights are fresh ------------------------------------------------------------------------
 
 
-def _initial(layers: Sequence[Any], variables: Sequence[tf.Variable]) -> dict[int, bool]:
+_RECORDING = threading.RLock()
+
+
+@contextlib.contextmanager
+def recorded_initialisers() -> Iterator[dict[int, tuple[tf.Variable, Any]]]:
+    """By identity, the weights that layers add meanwhile, and the initialisers that they ask for.
+
+    Complete when the context is left. What a layer then writes into a weight is not in it, nor what a
+    checkpoint that waited for the weight does.
+    """
+    added, found, place = [], {}, 1 if compat.KERAS_3 else 3
+    layer_class = tf.keras.layers.Layer
+
+    def add_weight(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        args = list(args)
+        if len(args) > place:
+            args[place] = initializer = tf.keras.initializers.get(args[place])
+        else:
+            asked = kwargs.get("initializer")
+            if asked is None and kwargs.get("dtype") is None and len(args) < 3:
+                asked = "glorot_uniform"  # Keras's default, which it keeps to itself.
+            kwargs["initializer"] = initializer = tf.keras.initializers.get(asked)
+        variable = original(layer, *args, **kwargs)
+        added.append((variable, initializer))
+        return variable
+
+    with _RECORDING:
+        original = layer_class.add_weight
+        layer_class.add_weight = functools.wraps(original)(add_weight)
+        try:
+            yield found
+        finally:
+            layer_class.add_weight = original
+    found.update((id(compat.raw(v)), (compat.raw(v), initializer)) for v, initializer in added)
+
+
+def _initial(
+    layers: Sequence[Any],
+    drawn: Mapping[int, tuple[tf.Variable, Any]],
+    variables: Sequence[tf.Variable],
+) -> dict[int, bool]:
     """By identity, whether a weight is what its layer's initialiser made; those that can be told.
 
-    Keras's initialisers give the same values each time that they are called.
+    Keras's initialisers give the same values each time that they are called. `drawn` is what
+    `recorded_initialisers` found; of other weights the layers' attributes tell.
     """
     unseen, told = {id(variable) for variable in variables}, {}
+    for key in unseen & set(drawn):
+        fresh = _is_initial(None, drawn[key][1], drawn[key][0])
+        if fresh is not None:
+            told[key] = fresh
+    unseen -= set(told)
     for layer in layers:
         for name, initializer in list(vars(layer).items()):
             if not name.endswith("_initializer"):
@@ -151,22 +206,29 @@ def _is_initial(layer: Any, initializer: Any, variable: tf.Variable) -> bool | N
     kinds, random = tf.keras.initializers, type(getattr(initializer, "seed", None))
     if isinstance(initializer, kinds.Constant) and np.ndim(initializer.value) > 0:
         return False  # A matrix from somewhere.
-    most = _REDRAWN_ORTHOGONAL if isinstance(initializer, kinds.Orthogonal) else _REDRAWN
     of_keras = type(initializer).__module__.split(".")[0] == "keras"
-    if not of_keras or random not in (int, type(None)) or variable.shape.num_elements() > most:
+    if not of_keras or random not in (int, type(None)):
         return None
     with warnings.catch_warnings(), tf.device(variable.device):
         warnings.simplefilter("ignore")  # that the values will be the same
         initial = np.array(initializer(tuple(variable.shape), dtype=variable.dtype.name))
-    if initializer is vars(layer).get("bias_initializer"):
-        if getattr(layer, "unit_forget_bias", False):
-            initial[..., layer.units : 2 * layer.units] = 1.0
-    now, initial = (np.asarray(value, np.float64) for value in (variable.numpy(), initial))
+    if getattr(layer, "unit_forget_bias", False) and initializer is layer.bias_initializer:
+        initial[..., layer.units : 2 * layer.units] = 1.0
+    now, initial, scale = variable.numpy().ravel(), initial.ravel(), 1.0
     if random is int:
         # Keras 3's EinsumDense draws with the same seed and another scale, which its axes decide.
-        largest = np.unravel_index(np.argmax(np.abs(initial)), initial.shape)
-        initial = initial * (now[largest] / initial[largest])
-    return bool(np.allclose(now, initial, rtol=1e-5, atol=1e-30))
+        largest = np.argmax(np.abs(initial))
+        scale = float(now[largest]) / float(initial[largest])
+    # In pieces: a weight may be most of what the memory holds.
+    return all(
+        np.allclose(
+            now[first : first + 2**20].astype(np.float64),
+            initial[first : first + 2**20].astype(np.float64) * scale,
+            rtol=1e-5,
+            atol=1e-30,
+        )
+        for first in range(0, now.size, 2**20)
+    )
 
 
 def _values(variables: Sequence[tf.Variable]) -> list[np.ndarray]:
@@ -255,6 +317,14 @@ class Releases:
         self._given: dict[int, np.ndarray] = {}
         self._stepped: dict[tuple[int, ...], _Stepped] = {}
         self._unknown: set[str] = set()
+        # What was read while a file is being loaded.
+        self._waiting: list[Record] | None = None
+
+    def __del__(self) -> None:
+        # The weights may live on, in another model; what the last steps left goes with them.
+        if getattr(self, "_stepped", None) and not sys.is_finalizing():
+            with tf.init_scope():
+                self._make_known()
 
     def __deepcopy__(self, memo: Any) -> "Releases":
         # A copy of an optimizer goes its own way: two runs, and what came before belongs to both.
@@ -319,28 +389,35 @@ class Releases:
         return self
 
     @tf.autograph.experimental.do_not_convert
-    def stepped(self, variables: Sequence[Any], layers: Sequence[Any]) -> _Stepped:
-        """What traced steps on `variables` have to tell; made, and looked at, once."""
+    def stepped(
+        self, variables: Sequence[Any], layers: Sequence[Any], slots: Sequence[tf.Variable] = ()
+    ) -> _Stepped:
+        """What traced steps on `variables` have to tell; made, and looked at, once.
+
+        The `slots` of the inner optimizer (its moments) go into the weights with every step: they are
+        looked at as the weights are.
+        """
         variables = [compat.raw(variable) for variable in variables]
-        key = tuple(id(variable) for variable in variables)
+        key = tuple(id(variable) for variable in (*variables, *slots))
         if key not in self._stepped:
             with tf.init_scope():
-                self._look_at(variables, layers, fresh=False)
-                self._stepped[key] = _Stepped(variables)
+                self._look_at(variables, layers)
+                self._look_at(slots, [])
+                self._stepped[key] = _Stepped([*variables, *slots])
             _TRAINING.add(self)
         return self._stepped[key]
 
-    def look(self, *, fresh: bool = False) -> "Releases":
+    def look(self, drawn: Mapping[int, tuple[tf.Variable, Any]] | None = None) -> "Releases":
         """Compares all weights with what the own steps left, and makes the weights known.
 
         Args:
-          fresh: weights that were never seen before were made by this library, not by the user.
+          drawn: of weights that were just made, see `recorded_initialisers`.
         """
         with tf.init_scope():
-            self._look(fresh)
+            self._look(drawn or {})
         return self
 
-    def _look(self, fresh: bool) -> None:
+    def _look(self, drawn: Mapping[int, tuple[tf.Variable, Any]]) -> None:
         self._ask_steps()
         # Several lists of weights may share some: the latest step of any of them counts.
         for steps in self._stepped.values():
@@ -349,11 +426,11 @@ class Releases:
                 if _same(now, left):
                     self._seen[id(variable)] = (variable, now)
         for steps in self._stepped.values():
-            self._look_at(steps.variables, [], fresh=fresh)
+            self._look_at(steps.variables, [])
             steps.left.assign(_sample(steps.variables))
         for model in list(self._models):
             layers = compat.all_layers(model)
-            self._look_at(compat.weights_of(layers), layers, fresh=fresh)
+            self._look_at(compat.weights_of(layers), layers, drawn)
         self._make_known()
 
     def look_at_turns(self) -> None:
@@ -370,6 +447,9 @@ class Releases:
 
     def absorb(self, record: Record) -> None:
         """Adds what was released of weights that came in; the owner counts runs of its own plan."""
+        if self._waiting is not None:
+            self._waiting.append(record)
+            return
         if self.owner is None:
             self._record.absorb(record)
             return
@@ -380,6 +460,23 @@ class Releases:
             own = np.maximum(own, [run.steps, run.seeded])
         self.owner.raise_counts(own + self.of_this_plan())
 
+    @contextlib.contextmanager
+    def loading(self, variables: Sequence[tf.Variable]) -> Iterator[None]:
+        """A load that fails brings nothing: the variables, and what is known of them, stay."""
+        self.look()
+        before, self._waiting = [variable.numpy() for variable in variables], []
+        try:
+            yield
+        except Exception:
+            self._waiting = []
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(value)
+            raise
+        finally:
+            waiting, self._waiting = self._waiting, None
+        for record in waiting:
+            self.absorb(record)
+
     def take_over(self, other: "Releases") -> None:
         """Goes on with weights that `other` has looked after."""
         word = self.initial_weights or other.initial_weights
@@ -389,7 +486,10 @@ class Releases:
         self._given.update({key: value for key, (_, value) in other._seen.items()})
 
     def _look_at(
-        self, variables: Sequence[tf.Variable], layers: Sequence[Any], *, fresh: bool
+        self,
+        variables: Sequence[tf.Variable],
+        layers: Sequence[Any],
+        drawn: Mapping[int, tuple[tf.Variable, Any]] = types.MappingProxyType({}),
     ) -> None:
         new, changed = [], []
         for variable, now in zip(variables, _values(variables), strict=True):
@@ -410,9 +510,9 @@ class Releases:
             self.remark(PUBLIC)
             _register([fingerprint for _, fingerprint in new], Record(remarks=[PUBLIC]))
             return
-        told = _initial(layers, [variable for variable, _ in new])
+        told = _initial(layers, drawn, [variable for variable, _ in new])
         for variable, fingerprint in new:
-            if told.get(id(variable), fresh):
+            if told.get(id(variable), False):
                 _register([fingerprint], Record())
             else:
                 self._note_unknown(variable)
@@ -465,12 +565,12 @@ class Releases:
         `register_file` reads it.
         """
         self.look()
-        record, untouched = self.record, Record(remarks=self.remarks)
+        record = self.record
         groups: dict[int, tuple[Record, list[str]]] = {}
         for _, value in self._seen.values():
             fingerprint = _fingerprint(value)
             if fingerprint is not None:
-                known = _KNOWN.get(fingerprint, untouched)
+                known = _KNOWN.get(fingerprint, record)
                 groups.setdefault(id(known), (known, []))[1].append(fingerprint)
         weights = [[found, known.get_config()] for known, found in groups.values()]
         found = {"record": record.get_config(), "weights": weights}

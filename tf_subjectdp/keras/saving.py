@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_subjectdp.keras import compat
 from tf_subjectdp.keras.optimizer import DPOptimizer
-from tf_subjectdp.keras.releases import register_file
+from tf_subjectdp.keras.releases import recorded_initialisers, register_file
 
 _TO_SERVE = (
     "Use save('....keras') to go on training; to serve, model.export(folder), or "
@@ -117,8 +117,10 @@ class SavesPrivacyState:
                 "depends on, belongs to its optimizer."
             )
         self.make_optimizer_variables()
-        self._releases.look()
-        return super().load_weights(filepath, *args, **kwargs)
+        # The first two of the optimizer's count steps.
+        variables = [compat.raw(v) for v in (*self.weights, *self.optimizer.variables[2:])]
+        with self._releases.loading(variables):
+            return super().load_weights(filepath, *args, **kwargs)
 
     def get_weights(self) -> list[Any]:
         """As in Keras; if they are set again, they are known to be this model's."""
@@ -146,8 +148,13 @@ class SavesPrivacyState:
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         config = dict(config)
         inner = config.pop("keras_model")
-        if not isinstance(inner, tf.keras.Model):
-            inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects=custom_objects)
+        with recorded_initialisers() as drawn:
+            if not isinstance(inner, tf.keras.Model):
+                inner = tf.keras.utils.deserialize_keras_object(
+                    inner, custom_objects=custom_objects
+                )
         # The weights come later, and are then recognised.
         register_file(config.pop("releases", None))
-        return cls(inner, **config)
+        made = cls(inner, **config)
+        made._releases.look(drawn)
+        return made
