@@ -19,9 +19,10 @@ from tf_subjectdp.algorithms.base import CHANGE_ANYTHING
 from tf_subjectdp.plans import Plan
 
 UNKNOWN = (
-    "WEIGHTS FROM ELSEWHERE, whose cost is not known: some weights of this model were written by "
-    "something else than the private steps that are counted here, and are not those of a run that is "
-    "known. If people's data went into them, the figures below do not cover it, and may not be taken "
+    "WEIGHTS FROM ELSEWHERE, whose cost is not known: some weights of this model, or what its optimizer "
+    "keeps beside them, were written by something else than the private steps that are counted here, "
+    "and are not those of a run that is known. If people's data "
+    "went into them, the figures below do not cover it, and may not be taken "
     "for the cost of the model. (Of fresh weights, or public ones, you say so: "
     'PrivateModel(model, initial_weights="public").)'
 )

@@ -621,7 +621,7 @@ def test_what_is_known_of_a_value_stays_known(box, plan):
 
 def test_what_is_known_is_bounded(box, giver, quiet, monkeypatch):
     """The oldest values are forgotten, on the safe side: never as fresh."""
-    monkeypatch.setattr(releases, "_KNOWN", {})
+    monkeypatch.setattr(releases, "_KNOWN", type(releases._KNOWN)())
     monkeypatch.setattr(releases, "_MOST_KNOWN", 100)
     taker = compiled(box.net(), quiet)
     giver._releases.look()

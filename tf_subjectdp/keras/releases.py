@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was ever released of weights: runs of private steps, kept with the weights themselves.
+"""The lineage of weights: which runs of private steps, or what from elsewhere, went into those at hand.
+
+The runs themselves, and what they cost together, are in `tf_subjectdp.runs`; here weights are recognised.
 
 Every noised step moves every coordinate of every weight by fresh continuous noise, unless a constraint
 holds it. A few coordinates of a variable therefore say which step of which run left it.
@@ -10,6 +12,7 @@ added; not found, every statement of these weights leads with that. However weig
 recognised by their values.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -93,8 +96,9 @@ def _is_constant(variable: tf.Variable, sample: np.ndarray) -> bool:
     return bool((values == values.flat[0]).all())
 
 
-# By fingerprint: everything released of weights that this process left behind or read from a file.
-_KNOWN: dict[str, Record] = {}
+# By fingerprint: everything released of weights that this process left behind or read from a file; the
+# oldest first.
+_KNOWN: collections.OrderedDict[str, Record] = collections.OrderedDict()
 # Those who train: what their latest steps left is made known when somebody has to look it up.
 _TRAINING: "weakref.WeakSet[Releases]" = weakref.WeakSet()
 
@@ -113,7 +117,7 @@ def _register(fingerprints: Iterable[str | None], record: Record) -> None:
             found.absorb(record)
         _KNOWN[fingerprint] = found  # as the newest
     while len(_KNOWN) > _MOST_KNOWN:
-        _KNOWN.pop(next(iter(_KNOWN)), None)
+        _KNOWN.popitem(last=False)
 
 
 def register_file(config: dict[str, Any]) -> Record:
