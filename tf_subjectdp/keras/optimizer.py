@@ -170,7 +170,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         with tf.init_scope():
             self.build(variables)
         kept = [*variables, *(v for v, _ in statistics)]
-        written = self._releases.stepped(kept, layers, self._slots(variables))
+        written = self._lineage.stepped(kept, layers, self._slots(variables))
         written.before_step()
         if counted is None:
             counted = self._count(after, draw, seeded)
@@ -309,9 +309,9 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         self._built = True
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        self._releases.look()
+        self._lineage.look()
         self.inner.finalize_variable_values(var_list)
-        self._releases.accept()
+        self._lineage.accept()
 
     def get_config(self) -> dict[str, Any]:
         config = {
@@ -320,7 +320,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             "inner": tf.keras.utils.serialize_keras_object(self.inner),
             "engine": dataclasses.asdict(self.engine),
             "weight_radius": self._weight_radius,
-            "initial_weights": self._releases.initial_weights,
+            "initial_weights": self._lineage.initial_weights,
         }
         if self.plan is not None:
             return {**config, "plan": self.plan.get_config()}

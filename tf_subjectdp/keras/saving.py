@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_subjectdp.keras import compat
+from tf_subjectdp.keras.lineage import recorded_initialisers, register_file
 from tf_subjectdp.keras.optimizer import DPOptimizer
-from tf_subjectdp.keras.releases import recorded_initialisers, register_file
 
 _TO_SERVE = (
     "Use save('....keras') to go on training; to serve, model.export(folder), or "
@@ -119,12 +119,12 @@ class SavesPrivacyState:
         self.make_optimizer_variables()
         # The first two of the optimizer's count steps.
         variables = [compat.raw(v) for v in (*self.weights, *self.optimizer.variables[2:])]
-        with self._releases.loading(variables):
+        with self._lineage.loading(variables):
             return super().load_weights(filepath, *args, **kwargs)
 
     def get_weights(self) -> list[Any]:
         """As in Keras; if they are set again, they are known to be this model's."""
-        self._releases.look()
+        self._lineage.look()
         return super().get_weights()
 
     def get_compile_config(self) -> dict[str, Any] | None:
@@ -140,8 +140,8 @@ class SavesPrivacyState:
         return {
             "keras_model": tf.keras.utils.serialize_keras_object(self.inner_model),
             "name": self.name,
-            "initial_weights": self._releases.initial_weights,
-            "releases": self._releases.file(),
+            "initial_weights": self._lineage.initial_weights,
+            "releases": self._lineage.file(),
         }
 
     @classmethod
@@ -156,5 +156,5 @@ class SavesPrivacyState:
         # The weights come later, and are then recognised.
         register_file(config.pop("releases", None))
         made = cls(inner, **config)
-        made._releases.look(drawn)
+        made._lineage.look(drawn)
         return made

@@ -5,8 +5,8 @@ The runs themselves, and what they cost together, are in `tf_subjectdp.runs`; he
 
 Every noised step moves every coordinate of every weight by fresh continuous noise, unless a constraint
 holds it. A few coordinates of a variable therefore say which step of which run left it.
-`Releases` compares the weights at hand with what its own steps left; what something else has written
-is looked up among all that this process left or read from a file. Found, its cost is known and is
+`LineageTracker` compares the weights at hand with what its own steps left; what something else has
+written is looked up among all that this process left or read from a file. Found, its cost is known and is
 added; not found, every statement of these weights leads with that. However weights are brought in
 (a file, a checkpoint, `set_weights`, a copy, a layer of another model, Keras's own `fit`), they are
 recognised by their values.
@@ -32,7 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_subjectdp.keras import compat
-from tf_subjectdp.runs import PUBLIC, UNKNOWN, Record, Released, Run
+from tf_subjectdp.runs import PUBLIC, UNKNOWN, Lineage, PrivateRun, WeightsCost
 
 _log = logging.getLogger("tf_subjectdp")
 
@@ -98,12 +98,12 @@ def _is_constant(variable: tf.Variable, sample: np.ndarray) -> bool:
 
 # By fingerprint: everything released of weights that this process left behind or read from a file; the
 # oldest first.
-_KNOWN: collections.OrderedDict[str, Record] = collections.OrderedDict()
+_KNOWN: collections.OrderedDict[str, Lineage] = collections.OrderedDict()
 # Those who train: what their latest steps left is made known when somebody has to look it up.
-_TRAINING: "weakref.WeakSet[Releases]" = weakref.WeakSet()
+_TRAINING: "weakref.WeakSet[LineageTracker]" = weakref.WeakSet()
 
 
-def _register(fingerprints: Iterable[str | None], record: Record) -> None:
+def _register(fingerprints: Iterable[str | None], record: Lineage) -> None:
     for fingerprint in fingerprints:
         if fingerprint is None:
             continue
@@ -113,15 +113,15 @@ def _register(fingerprints: Iterable[str | None], record: Record) -> None:
             # wrote a file, changes nothing.
             found = before
         elif before is not None and before is not record:
-            found = Record(before.runs.items(), before.remarks)
+            found = Lineage(before.runs.items(), before.remarks)
             found.absorb(record)
         _KNOWN[fingerprint] = found  # as the newest
     while len(_KNOWN) > _MOST_KNOWN:
         _KNOWN.popitem(last=False)
 
 
-def register_file(config: dict[str, Any]) -> Record:
-    """Makes the weights of a file (`Releases.file`) known; returns what was released of them.
+def register_file(config: dict[str, Any]) -> Lineage:
+    """Makes the weights of a file (`LineageTracker.file`) known; returns what was released of them.
 
     Raises:
       ValueError: a file that does not say so.
@@ -133,8 +133,8 @@ def register_file(config: dict[str, Any]) -> Record:
             "statement then says that their cost is not known."
         )
     for fingerprints, record in config["weights"]:
-        _register(fingerprints, Record.from_config(record))
-    return Record.from_config(config["record"])
+        _register(fingerprints, Lineage.from_config(record))
+    return Lineage.from_config(config["record"])
 
 
 # -- whether weights are fresh ------------------------------------------------------------------------
@@ -295,8 +295,8 @@ class _Stepped:
         return found, lost
 
 
-class Releases:
-    """Everything released of the weights that one optimizer trains, or one wrapper holds.
+class LineageTracker:
+    """Follows the weights that one optimizer trains, or one wrapper holds, and keeps their lineage.
 
     Args:
       initial_weights: "public" says that the weights before the first step need no protection.
@@ -314,7 +314,7 @@ class Releases:
         self.name = secrets.token_hex(8)
         self.initial_weights = initial_weights
         self.owner: Any = None
-        self._record = Record()
+        self._record = Lineage()
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         # By the variable's identity: its latest values, and those that were last written from outside.
         self._seen: dict[int, tuple[tf.Variable, np.ndarray]] = {}
@@ -322,7 +322,7 @@ class Releases:
         self._stepped: dict[tuple[int, ...], _Stepped] = {}
         self._unknown: set[str] = set()
         # What was read while a file is being loaded.
-        self._waiting: list[Record] | None = None
+        self._waiting: list[Lineage] | None = None
 
     def __del__(self) -> None:
         # The weights may live on, in another model; what the last steps left goes with them.
@@ -330,9 +330,9 @@ class Releases:
             with tf.init_scope():
                 self._make_known()
 
-    def __deepcopy__(self, memo: Any) -> "Releases":
+    def __deepcopy__(self, memo: Any) -> "LineageTracker":
         # A copy of an optimizer goes its own way: two runs, and what came before belongs to both.
-        copied = Releases(self.initial_weights)
+        copied = LineageTracker(self.initial_weights)
         copied._record.absorb(self.record)
         return copied
 
@@ -354,9 +354,9 @@ class Releases:
         return self._record.unknown
 
     @property
-    def record(self) -> Record:
+    def record(self) -> Lineage:
         """All of it, the optimizer's own run so far included."""
-        found = Record(self._record.runs.items(), self._record.remarks)
+        found = Lineage(self._record.runs.items(), self._record.remarks)
         if self.owner is not None:
             found.add(self.name, self.owner.own_run)
         return found
@@ -367,7 +367,7 @@ class Releases:
         before, others = self._record.split(self.owner.identity, without=self.name)
         return before.tolist(), [run.steps for run in others], self.unknown
 
-    def of_other_plans(self) -> tuple[Run, ...]:
+    def of_other_plans(self) -> tuple[PrivateRun, ...]:
         """The runs whose steps are not among those that the optimizer counts."""
         return self._record.split(self.owner.identity, without=self.name)[1]
 
@@ -376,18 +376,18 @@ class Releases:
         return self._record.split(self.owner.identity, without=self.name)[0]
 
     @property
-    def released(self) -> Released:
+    def cost(self) -> WeightsCost:
         """What a statement is about: the optimizer's plan, and all that its weights brought with them."""
         owner = self.owner
         own = dataclasses.replace(
             owner.own_run, steps=owner.steps_taken, seeded=owner.steps_drawn_with_seed
         )
         before = int(self.of_this_plan()[0])
-        return Released(own, owner.divisor, before, self.of_other_plans(), self.remarks)
+        return WeightsCost(own, owner.divisor, before, self.of_other_plans(), self.remarks)
 
     # -- what is looked at ----------------------------------------------------------------------------
 
-    def watch(self, model: Any) -> "Releases":
+    def watch(self, model: Any) -> "LineageTracker":
         """Looks after all weights of a Keras model from now on."""
         self._models.add(model)
         return self
@@ -411,7 +411,7 @@ class Releases:
             _TRAINING.add(self)
         return self._stepped[key]
 
-    def look(self, drawn: Mapping[int, tuple[tf.Variable, Any]] | None = None) -> "Releases":
+    def look(self, drawn: Mapping[int, tuple[tf.Variable, Any]] | None = None) -> "LineageTracker":
         """Compares all weights with what the own steps left, and makes the weights known.
 
         Args:
@@ -449,7 +449,7 @@ class Releases:
             for variable, left in zip(steps.variables, steps.last_left(), strict=True):
                 self._seen[id(variable)] = (variable, left)
 
-    def absorb(self, record: Record) -> None:
+    def absorb(self, record: Lineage) -> None:
         """Adds what was released of weights that came in; the owner counts runs of its own plan."""
         if self._waiting is not None:
             self._waiting.append(record)
@@ -481,7 +481,7 @@ class Releases:
         for record in waiting:
             self.absorb(record)
 
-    def take_over(self, other: "Releases") -> None:
+    def take_over(self, other: "LineageTracker") -> None:
         """Goes on with weights that `other` has looked after."""
         word = self.initial_weights or other.initial_weights
         self.initial_weights = other.initial_weights = word
@@ -512,12 +512,12 @@ class Releases:
         new = [(v, _fingerprint(value)) for v, value in new if not _is_constant(v, value)]
         if new and self.initial_weights == "public":
             self.remark(PUBLIC)
-            _register([fingerprint for _, fingerprint in new], Record(remarks=[PUBLIC]))
+            _register([fingerprint for _, fingerprint in new], Lineage(remarks=[PUBLIC]))
             return
         told = _initial(layers, drawn, [variable for variable, _ in new])
         for variable, fingerprint in new:
             if told.get(id(variable), False):
-                _register([fingerprint], Record())
+                _register([fingerprint], Lineage())
             else:
                 self._note_unknown(variable)
 
@@ -570,7 +570,7 @@ class Releases:
         """
         self.look()
         record = self.record
-        groups: dict[int, tuple[Record, list[str]]] = {}
+        groups: dict[int, tuple[Lineage, list[str]]] = {}
         for _, value in self._seen.values():
             fingerprint = _fingerprint(value)
             if fingerprint is not None:
@@ -584,7 +584,7 @@ class Releases:
         return found
 
 
-def _unpickled(initial_weights: str | None, config: dict[str, Any]) -> Releases:
-    found = Releases(initial_weights)
-    found._record.absorb(Record.from_config(config))
+def _unpickled(initial_weights: str | None, config: dict[str, Any]) -> LineageTracker:
+    found = LineageTracker(initial_weights)
+    found._record.absorb(Lineage.from_config(config))
     return found

@@ -15,8 +15,8 @@ import tf_subjectdp as sdp
 from tf_subjectdp import accounting, runs
 from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.cli.plans import read_model
-from tf_subjectdp.keras import releases
-from tf_subjectdp.statement import optimizer_statement, released_statement
+from tf_subjectdp.keras import lineage
+from tf_subjectdp.statement import optimizer_statement, weights_statement
 
 UNKNOWN = "WEIGHTS FROM ELSEWHERE, whose cost is not known"
 
@@ -203,7 +203,7 @@ def test_costs_compose_over_several_runs_and_never_twice(box, giver, loud, quiet
 
 def test_only_promises_about_the_same_change_of_the_data_compose(box):
     def run(plan):
-        return runs.Run(plan, plan.algorithm, plan.noise_multiplier, plan.steps)
+        return runs.PrivateRun(plan, plan.algorithm, plan.noise_multiplier, plan.steps)
 
     def total(plan, *others, unit="subject"):
         return runs.epsilon_in_all(plan, 4, [run(o) for o in others], delta=1e-3, unit=unit)
@@ -215,7 +215,7 @@ def test_only_promises_about_the_same_change_of_the_data_compose(box):
     # Adding a person is not replacing one; without noise, or without a plan, there is no figure.
     assert total(plan, fixed[0]) == total(anything, plan) == np.inf
     assert total(plan, box.plan(noise_multiplier=0.0)) == np.inf
-    unplanned = runs.Run(None, plan.algorithm, 1.0, 3)
+    unplanned = runs.PrivateRun(None, plan.algorithm, 1.0, 3)
     assert runs.epsilon_in_all(plan, 4, [unplanned], delta=1e-3) == np.inf
     both = accounting.compose([(p.event_of("item"), 1) for p in fixed])
     assert total(*fixed, unit="item") == pytest.approx(
@@ -434,15 +434,15 @@ LAYERS = [
 @pytest.mark.parametrize("layer", LAYERS)
 def test_initialisers_tell_whether_weights_are_fresh(layer):
     net = tf.keras.Sequential([tf.keras.layers.Input([4, 3]), layer()])
-    assert not releases.Releases().watch(net).look().unknown
+    assert not lineage.LineageTracker().watch(net).look().unknown
     moved = [
         value + np.linspace(0.1, 0.2, value.size).reshape(value.shape)
         for value in net.get_weights()
     ]
     net.set_weights(moved)
-    assert releases.Releases().watch(net).look().unknown
+    assert lineage.LineageTracker().watch(net).look().unknown
     again = tf.keras.models.clone_model(net)
-    assert not releases.Releases().watch(again).look().unknown
+    assert not lineage.LineageTracker().watch(again).look().unknown
 
 
 class Brings(tf.keras.layers.Layer):
@@ -512,15 +512,15 @@ def test_weights_of_a_layer_without_an_initialiser_stay_fresh_in_a_file(box, pla
     assert UNKNOWN not in said(model)
     loaded = tf.keras.models.load_model(tmp_path / "m.keras", {"Scale": Scale})
     assert UNKNOWN not in said(loaded)
-    assert released_statement(read_model(tmp_path / "m.keras")) == loaded.privacy_statement()
+    assert weights_statement(read_model(tmp_path / "m.keras")) == loaded.privacy_statement()
 
 
 def test_large_weights_are_told_too():
     """As large as it was once drawn, it is drawn again."""
     net = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Embedding(2**24 + 1, 1)])
-    assert not releases.Releases().watch(net).look().unknown
+    assert not lineage.LineageTracker().watch(net).look().unknown
     net.layers[-1].embeddings.assign(net.layers[-1].embeddings + 1.0)
-    assert releases.Releases().watch(net).look().unknown
+    assert lineage.LineageTracker().watch(net).look().unknown
 
 
 def test_the_state_of_the_inner_optimizer_counts(box, plan, giver):
@@ -610,10 +610,10 @@ def test_what_is_known_of_a_value_stays_known(box, plan):
     weights = model.inner_model.get_weights()
     model.inner_model.layers[-1].bias.assign([3.0, 4.0])
     assert leads_with_unknown(model)
-    released = model._releases.file()
+    released = model._lineage.file()
     record = {**released["record"], "remarks": [runs.UNKNOWN]}
     released["weights"] = [[prints, record] for prints, _ in released["weights"]]
-    releases.register_file(released)
+    lineage.register_file(released)
     taker = compiled(box.net(2), plan)
     taker.inner_model.set_weights(weights)
     assert UNKNOWN not in said(taker) and taker.optimizer.steps_taken == 1
@@ -621,16 +621,16 @@ def test_what_is_known_of_a_value_stays_known(box, plan):
 
 def test_what_is_known_is_bounded(box, giver, quiet, monkeypatch):
     """The oldest values are forgotten, on the safe side: never as fresh."""
-    monkeypatch.setattr(releases, "_KNOWN", type(releases._KNOWN)())
-    monkeypatch.setattr(releases, "_MOST_KNOWN", 100)
+    monkeypatch.setattr(lineage, "_KNOWN", type(lineage._KNOWN)())
+    monkeypatch.setattr(lineage, "_MOST_KNOWN", 100)
     taker = compiled(box.net(), quiet)
-    giver._releases.look()
+    giver._lineage.look()
     taker.set_weights(giver.get_weights())
     assert "trained for 3 steps in another run" in said(taker)
     for number in range(200):
-        releases._register([str(number)], runs.Record())
-    assert len(releases._KNOWN) == 100
-    kept = taker._releases.file()["weights"]
+        lineage._register([str(number)], runs.Lineage())
+    assert len(lineage._KNOWN) == 100
+    kept = taker._lineage.file()["weights"]
     assert kept and all(len(record["runs"]) == 1 for _, record in kept)
     assert leads_with_unknown(compiled(giver.inner_model, quiet)) is False  # who trains is asked
 
@@ -652,7 +652,7 @@ def test_ones_own_record_adds_no_steps(box):
     plan = box.plan(sampling=sdp.Shuffle(batch_size=15), steps=8)
     optimizer = plan.optimizer("sgd")
     optimizer.count_lost_steps(3)
-    optimizer._releases.absorb(optimizer._releases.record)
+    optimizer._lineage.absorb(optimizer._lineage.record)
     assert (optimizer.steps_taken, optimizer.steps_at_new_pass) == (3, 4)
 
 
@@ -675,10 +675,10 @@ def test_a_checkpoints_record_counts_once_whatever_is_restored_first(box, plan, 
 
 
 def test_a_copy_is_a_run_of_its_own(box, giver, plan):
-    own = giver.optimizer._releases
+    own = giver.optimizer._lineage
     for copied in (copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
         assert copied.name != own.name and copied.record.runs[own.name].steps == 3
-    assert plan.optimizer("sgd")._releases.name != plan.optimizer("sgd")._releases.name
+    assert plan.optimizer("sgd")._lineage.name != plan.optimizer("sgd")._lineage.name
 
 
 @pytest.mark.slow
@@ -714,7 +714,7 @@ def test_files_bring_the_cost_into_a_new_process(box, giver, loud, tmp_path, in_
         again = tf.keras.models.load_model(path + "/a.keras")
         assert "3 of 4 planned" in said(again) and {UNKNOWN!r} not in said(again)
         from tf_subjectdp.cli.plans import read_model
-        from tf_subjectdp.statement import released_statement
-        assert released_statement(read_model(path + "/a.keras")) == again.privacy_statement()
+        from tf_subjectdp.statement import weights_statement
+        assert weights_statement(read_model(path + "/a.keras")) == again.privacy_statement()
     """
     in_a_new_process(script)
