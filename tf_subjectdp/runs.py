@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of private steps, what is kept of them with weights and in files, and what they cost together.
+"""Runs of private steps, the lineage that weights and files keep of them, and what they cost together.
 
 The words that every statement about weights begins with where their cost is not known are here too.
 """
@@ -19,9 +19,10 @@ from tf_subjectdp.algorithms.base import CHANGE_ANYTHING
 from tf_subjectdp.plans import Plan
 
 UNKNOWN = (
-    "WEIGHTS FROM ELSEWHERE, whose cost is not known: some weights of this model were written by "
-    "something else than the private steps that are counted here, and are not those of a run that is "
-    "known. If people's data went into them, the figures below do not cover it, and may not be taken "
+    "WEIGHTS FROM ELSEWHERE, whose cost is not known: some weights of this model, or what its optimizer "
+    "keeps beside them, were written by something else than the private steps that are counted here, "
+    "and are not those of a run that is known. If people's data "
+    "went into them, the figures below do not cover it, and may not be taken "
     "for the cost of the model. (Of fresh weights, or public ones, you say so: "
     'PrivateModel(model, initial_weights="public").)'
 )
@@ -32,7 +33,7 @@ PUBLIC = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class PrivateRun:
     """Steps that one optimizer released in one process.
 
     Attributes:
@@ -62,7 +63,7 @@ class Run:
             length = self.plan.guarantee(self.plan.unit).steps_per_event
         return np.array([-(-self.steps // length) * length, self.seeded], np.int64)
 
-    def merged(self, other: "Run") -> "Run":
+    def merged(self, other: "PrivateRun") -> "PrivateRun":
         """The later state of the same run."""
         longer = max(
             (run.plan for run in (self, other)), key=lambda plan: plan.steps if plan else 0
@@ -81,38 +82,38 @@ class Run:
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Run":
+    def from_config(cls, config: dict[str, Any]) -> "PrivateRun":
         plan = None if config["plan"] is None else Plan.from_config(config["plan"])
         algorithm = plan.algorithm if plan else algorithm_from_config(config["algorithm"])
         noise = float(config["noise_multiplier"])
         return cls(plan, algorithm, noise, int(config["steps"]), int(config["seeded"]))
 
 
-class Record:
-    """Runs by their random names, and what every statement must say before its figures."""
+class Lineage:
+    """What went into weights: runs by their random names, and what is said before all figures."""
 
-    def __init__(self, runs: Iterable[tuple[str, Run]] = (), remarks: Iterable[str] = ()):
-        self.runs: dict[str, Run] = {}
+    def __init__(self, runs: Iterable[tuple[str, PrivateRun]] = (), remarks: Iterable[str] = ()):
+        self.runs: dict[str, PrivateRun] = {}
         self.remarks: dict[str, None] = dict.fromkeys(remarks)
         for name, run in runs:
             self.add(name, run)
 
-    def add(self, name: str, run: Run) -> None:
+    def add(self, name: str, run: PrivateRun) -> None:
         if run.steps > 0:
             before = self.runs.get(name)
             self.runs[name] = run if before is None else before.merged(run)
 
-    def absorb(self, other: "Record") -> None:
+    def absorb(self, other: "Lineage") -> None:
         """Adds what `other` has; the same run with fewer steps adds nothing."""
         for name, run in other.runs.items():
             self.add(name, run)
         self.remarks.update(other.remarks)
 
-    def split(self, identity: Any, without: str = "") -> tuple[np.ndarray, tuple[Run, ...]]:
+    def split(self, identity: Any, without: str = "") -> tuple[np.ndarray, tuple[PrivateRun, ...]]:
         """int64 [2], steps and seeded ones of the runs of one plan; and the runs of other plans.
 
         Args:
-          identity: the plan's, see `Run.identity`.
+          identity: the plan's, see `PrivateRun.identity`.
           without: the name of a run that is left out.
         """
         runs = [run for name, run in self.runs.items() if name != without]
@@ -135,14 +136,14 @@ class Record:
         return {"runs": runs, "remarks": list(self.remarks)}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Record":
-        runs = [(name, Run.from_config(run)) for name, run in config["runs"].items()]
+    def from_config(cls, config: dict[str, Any]) -> "Lineage":
+        runs = [(name, PrivateRun.from_config(run)) for name, run in config["runs"].items()]
         return cls(runs, config["remarks"])
 
 
 @dataclasses.dataclass(frozen=True)
-class Released:
-    """What is known of some weights.
+class WeightsCost:
+    """What a statement about weights prices: the steps of its plan, and all that came with the weights.
 
     Attributes:
       own: all steps of the plan at hand, those of other optimizers and processes included.
@@ -152,14 +153,14 @@ class Released:
       remarks: what must be said before all figures.
     """
 
-    own: Run
+    own: PrivateRun
     divisor: float
     before: int
-    others: tuple[Run, ...]
+    others: tuple[PrivateRun, ...]
     remarks: tuple[str, ...]
 
     @classmethod
-    def of_file(cls, record: Record, own: Run, divisor: float) -> "Released":
+    def of_file(cls, record: Lineage, own: PrivateRun, divisor: float) -> "WeightsCost":
         """What a saved model's record says, for the plan (or algorithm and noise) that `own` names."""
         counted, others = record.split(own.identity)
         steps, seeded = counted.tolist()
@@ -190,7 +191,7 @@ class Released:
 
 
 def epsilon_in_all(
-    plan: Plan, steps: int, others: Sequence[Run], *, delta: float, unit: str | None = None
+    plan: Plan, steps: int, others: Sequence[PrivateRun], *, delta: float, unit: str | None = None
 ) -> float:
     """Epsilon of `steps` steps of a plan and of other runs together, for the adjacency of the plan.
 

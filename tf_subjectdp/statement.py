@@ -13,7 +13,7 @@ from tf_subjectdp import accounting
 from tf_subjectdp.algorithms import Algorithm
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, rounded_up
 from tf_subjectdp.plans import Plan, check_delta, divisor_of_counts
-from tf_subjectdp.runs import Released, Run
+from tf_subjectdp.runs import PrivateRun, WeightsCost
 
 _WIDTH = 92
 _SOURCES = {
@@ -116,11 +116,11 @@ def optimizer_statement(
       delta: None takes the plan's, or a tenth of 1 / the units that it protects.
       engine: how the sums were computed, for the technical lines.
     """
-    return released_statement(optimizer._releases.look().released, delta=delta, engine=engine)
+    return weights_statement(optimizer._lineage.look().cost, delta=delta, engine=engine)
 
 
-def released_statement(
-    released: Released, *, delta: float | None = None, engine: str | None = None
+def weights_statement(
+    released: WeightsCost, *, delta: float | None = None, engine: str | None = None
 ) -> str:
     """The statement about weights, of a model at hand or in a file; see `optimizer_statement`."""
     own = released.own
@@ -140,7 +140,7 @@ def released_statement(
     return "\n\n".join(paragraphs)
 
 
-def _in_all(released: Released, delta: float) -> str:
+def _in_all(released: WeightsCost, delta: float) -> str:
     """One figure for all runs, where there is one."""
     plan = released.own.plan
     total = released.epsilon_in_all(delta=delta)
@@ -156,7 +156,7 @@ def _in_all(released: Released, delta: float) -> str:
     )
 
 
-def _earlier_sentence(run: Run, delta: float | None) -> str:
+def _earlier_sentence(run: PrivateRun, delta: float | None) -> str:
     plan, steps = run.plan, run.steps
     seeded = "" if not run.seeded else f" NOT PRIVATE: {run.seeded} of them were drawn with a seed."
     if plan is None:
@@ -182,7 +182,7 @@ def _earlier_sentence(run: Run, delta: float | None) -> str:
     )
 
 
-def _own_statement(released: Released, delta: float | None, engine: str | None) -> str:
+def _own_statement(released: WeightsCost, delta: float | None, engine: str | None) -> str:
     own = released.own
     if own.plan is not None:
         return privacy_statement(

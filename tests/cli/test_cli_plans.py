@@ -8,7 +8,7 @@ import pytest
 import tf_subjectdp as sdp
 from tf_subjectdp import accounting
 from tf_subjectdp.cli import main
-from tf_subjectdp.runs import Record, Run
+from tf_subjectdp.runs import Lineage, PrivateRun
 from tf_subjectdp.statement import privacy_statement
 
 WORDS = (
@@ -123,8 +123,8 @@ def test_a_ledger_says_the_steps_of_its_plan(capsys, tmp_path):
     assert out.startswith(privacy_statement(expected_plan(), steps=70))
     assert "reserved" in out
     other = expected_plan(noise_multiplier=9.0)
-    run_of_other = Run(other, other.algorithm, other.noise_multiplier, 9)
-    released = Record([("a", run_of_other)], ["WEIGHTS FROM ELSEWHERE"]).get_config()
+    run_of_other = PrivateRun(other, other.algorithm, other.noise_multiplier, 9)
+    released = Lineage([("a", run_of_other)], ["WEIGHTS FROM ELSEWHERE"]).get_config()
     config = {"steps": 70, "plan": expected_plan().identity, "releases": released}
     ledger.write_text(json.dumps(config))
     out = run(capsys, "statement", "--plan", plan_file, "--ledger", ledger)

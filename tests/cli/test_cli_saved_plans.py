@@ -12,7 +12,7 @@ import pytest
 
 import tf_subjectdp as sdp
 from tf_subjectdp.cli import main
-from tf_subjectdp.runs import Run
+from tf_subjectdp.runs import PrivateRun
 from tf_subjectdp.statement import privacy_statement
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -207,7 +207,7 @@ _LIE["facts"] = {**_LIE["facts"], "rate": 1e-6}
 
 
 def _run(plan, steps=0):
-    return Run(plan, plan.algorithm, plan.noise_multiplier, steps).get_config()
+    return PrivateRun(plan, plan.algorithm, plan.noise_multiplier, steps).get_config()
 
 
 def _saved(path, **releases):

@@ -12,7 +12,7 @@ import tf_subjectdp as sdp
 from tf_subjectdp import accounting
 from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.elements import HashElements, KMeansElements
-from tf_subjectdp.runs import Record, Run
+from tf_subjectdp.runs import Lineage, PrivateRun
 from tf_subjectdp.statement import optimizer_statement, privacy_statement
 
 DELTA, SIGMA, STEPS, FIT_SIGMA, ITERATIONS, M = 1e-5, 12.0, 6, 9.0, 4, 3
@@ -181,8 +181,8 @@ def test_what_another_run_spent_includes_the_fit_of_its_elements():
 
     def after(other, now):
         optimizer = now.optimizer("sgd")
-        run = Run(other, other.algorithm, other.noise_multiplier, STEPS)
-        optimizer._releases.absorb(Record([("another", run)]))
+        run = PrivateRun(other, other.algorithm, other.noise_multiplier, STEPS)
+        optimizer._lineage.absorb(Lineage([("another", run)]))
         return flat(optimizer_statement(optimizer))
 
     now = make(HashElements(3))

@@ -20,9 +20,9 @@ from tf_subjectdp.cli.holders import sampler_of, scheme_of
 from tf_subjectdp.cli.output import Result, jsonable
 from tf_subjectdp.planning import plan as make_plan
 from tf_subjectdp.plans import Plan
-from tf_subjectdp.runs import Record, Released, Run
+from tf_subjectdp.runs import Lineage, PrivateRun, WeightsCost
 from tf_subjectdp.sampling import SiloStats, SubjectStats
-from tf_subjectdp.statement import privacy_statement, released_statement
+from tf_subjectdp.statement import privacy_statement, weights_statement
 
 # Everything that makes a plan: none of it goes with a plan that was made before.
 _CHOICES = (
@@ -98,7 +98,7 @@ def statement(arguments: argparse.Namespace) -> Result:
         text = privacy_statement(made, steps=steps, delta=arguments.delta, planned=planned)
     else:
         released = _of_ledger(arguments, made, steps)
-        text = released_statement(released, delta=arguments.delta)
+        text = weights_statement(released, delta=arguments.delta)
     if steps > made.steps:
         warnings.warn(
             f"{steps} steps are more than the {made.steps} of the plan: its promise does not hold.",
@@ -131,7 +131,7 @@ def _figures(made: Plan, steps: int, delta: float | None, text: str) -> dict[str
 def _of_model(arguments: argparse.Namespace) -> Result:
     released = read_model(arguments.model)
     own = released.own
-    text = released_statement(released, delta=arguments.delta)
+    text = weights_statement(released, delta=arguments.delta)
     if own.plan is None:
         remarks = list(released.remarks)
         return Result({"command": "statement", "statement": text, "remarks": remarks}, text=text)
@@ -266,7 +266,7 @@ def _checked_plan(config: Any, path: str) -> Plan:
     return found
 
 
-def read_model(path: str) -> Released:
+def read_model(path: str) -> WeightsCost:
     """What was released of a PrivateModel saved as '.keras'.
 
     Raises:
@@ -290,8 +290,11 @@ def read_model(path: str) -> Released:
         releases = config["config"]["releases"]
         for run in (*releases["record"]["runs"].values(), releases["own"]):
             _check_run(run, path)
-        record, own = Record.from_config(releases["record"]), Run.from_config(releases["own"])
-        return Released.of_file(record, own, float(releases["divisor"]))
+        record, own = (
+            Lineage.from_config(releases["record"]),
+            PrivateRun.from_config(releases["own"]),
+        )
+        return WeightsCost.of_file(record, own, float(releases["divisor"]))
     except UsageError:
         raise
     except (KeyError, AttributeError, TypeError, ValueError) as error:
@@ -330,18 +333,18 @@ def _read_json(path: str) -> Any:
             raise UsageError(f"{path} is no JSON file: {error}") from None
 
 
-def _of_ledger(arguments: argparse.Namespace, made: Plan, steps: int) -> Released:
+def _of_ledger(arguments: argparse.Namespace, made: Plan, steps: int) -> WeightsCost:
     """What a ledger knows of the weights: its own plan's steps, and what other runs brought."""
     name = os.fspath(arguments.ledger)
     try:
         config = _read_json(arguments.ledger).get("releases", {"runs": {}, "remarks": []})
         for run in config["runs"].values():
             _check_run(run, name)
-        record = Record.from_config(config)
+        record = Lineage.from_config(config)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{name} is no ledger of a PrivacyLedger ({error})") from None
-    own = Run(made, made.algorithm, made.noise_multiplier, steps)
-    found = Released.of_file(record, own, made.divisor)
+    own = PrivateRun(made, made.algorithm, made.noise_multiplier, steps)
+    found = WeightsCost.of_file(record, own, made.divisor)
     own = dataclasses.replace(own, seeded=found.own.seeded)
     return dataclasses.replace(found, own=own, before=0)
 

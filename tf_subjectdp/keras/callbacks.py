@@ -21,7 +21,7 @@ from tf_subjectdp.algorithms.base import rounded_up
 from tf_subjectdp.keras import compat
 from tf_subjectdp.keras.trackers import EPSILON_POINTS
 from tf_subjectdp.plans import UNITS, Plan
-from tf_subjectdp.runs import Record
+from tf_subjectdp.runs import Lineage
 
 try:
     import fcntl
@@ -105,7 +105,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
             )
 
     def _allow(self) -> None:
-        plan, releases = _plan_of(self), self.model.optimizer._releases.look()
+        plan, releases = _plan_of(self), self.model.optimizer._lineage.look()
         self._counted = releases.version
         if releases.unknown:
             raise ValueError(
@@ -117,7 +117,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         delta = plan.delta if self.delta is None else self.delta
         if delta is None:
             raise ValueError("this plan has no delta; say PrivacyBudget(..., delta=1e-5).")
-        released = releases.released
+        released = releases.cost
         self._allowed = steps_within(
             lambda steps: released.epsilon_in_all(delta=delta, unit=self.unit, steps=steps),
             self.epsilon,
@@ -125,7 +125,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         )
 
     def _before(self, plan: Plan) -> str:
-        others = self.model.optimizer._releases.of_other_plans()
+        others = self.model.optimizer._lineage.of_other_plans()
         if others:
             runs = ", ".join(
                 f"{run.steps} steps of {type(run.algorithm).__name__}" for run in others
@@ -140,7 +140,7 @@ class PrivacyBudget(tf.keras.callbacks.Callback):
         self._stop_at(self.model.optimizer.steps_taken)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self.model.optimizer._releases.look().version != self._counted:
+        if self.model.optimizer._lineage.look().version != self._counted:
             self._allow()  # Other weights came in.
         # The next epoch may begin a new pass over shuffled data, and this one then counts whole.
         self._stop_at(self.model.optimizer.steps_at_new_pass)
@@ -181,7 +181,7 @@ class PrivacyScalars(tf.keras.callbacks.Callback):
         delta = plan.stated_delta
         stride = -(-plan.steps // EPSILON_POINTS)
         points = [min(stride * (n + 1), plan.steps) for n in range(EPSILON_POINTS)]
-        released = self.model.optimizer._releases.look().released
+        released = self.model.optimizer._lineage.look().cost
         values = [released.epsilon_in_all(delta=delta, steps=steps) for steps in points]
         # Rounded up to float32, which the progress bar shows.
         self.model._trackers.set_epsilons(stride, [value * (1.0 + 1e-6) for value in values])
@@ -272,7 +272,7 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
         try:
             record = json.loads(self.path.read_text(encoding="utf-8"))
             steps, owner = int(record["steps"]), int(record["plan"])
-            released = Record.from_config(record["releases"]) if "releases" in record else None
+            released = Lineage.from_config(record["releases"]) if "releases" in record else None
             if steps < 0:
                 raise ValueError(f"steps={steps}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -286,7 +286,7 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
                 "ledger a plan."
             )
         if released is not None:
-            optimizer._releases.absorb(released)
+            optimizer._lineage.absorb(released)
         optimizer.count_lost_steps(steps)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -309,10 +309,10 @@ class PrivacyLedger(tf.keras.callbacks.Callback):
     def _write(self, steps: int) -> None:
         self._reserved = steps
         optimizer = self.model.optimizer
-        released = optimizer._releases.record
+        released = optimizer._lineage.record
         ahead = max(steps - optimizer.steps_taken, 0)
         own = optimizer.own_run
-        released.add(optimizer._releases.name, dataclasses.replace(own, steps=own.steps + ahead))
+        released.add(optimizer._lineage.name, dataclasses.replace(own, steps=own.steps + ahead))
         record = {
             "steps": steps,
             "plan": _plan_of(self).identity,
@@ -358,7 +358,7 @@ class _Bookkeeping(tf.keras.callbacks.Callback):
 
     def _remark(self) -> None:
         for sentence in self._remarks():
-            self.model._releases.remark(sentence)
+            self.model._lineage.remark(sentence)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._last is not None:
@@ -367,7 +367,7 @@ class _Bookkeeping(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._remark()
-        self.model._releases.look()
+        self.model._lineage.look()
         if self._last is not None and self._whole_calls:  # the next epoch is another pass
             least = steps_per_call(self.model)
             _stop_before(self.model, self.model.optimizer.steps_at_new_pass + least, self._last)

@@ -79,7 +79,7 @@ def check_budget(
     )
     taken, counted = optimizer.steps_taken, optimizer.steps_at_new_pass
     begun = f"; its begun epoch counts whole, as {counted}" if counted > taken else ""
-    brought = int(optimizer._releases.of_this_plan()[0])
+    brought = int(optimizer._lineage.of_this_plan()[0])
     if brought:
         begun += (
             f"; {brought} of them in another process or by another optimizer, whose weights came in: "

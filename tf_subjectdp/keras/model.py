@@ -23,10 +23,10 @@ from tf_subjectdp.keras.callbacks import (
     with_own_averages,
 )
 from tf_subjectdp.keras.item_loss import ItemLoss
+from tf_subjectdp.keras.lineage import LineageTracker, recorded_initialisers
 from tf_subjectdp.keras.optimizer import DPOptimizer
 from tf_subjectdp.keras.part_engines import Statistics
 from tf_subjectdp.keras.penalties import weight_penalties
-from tf_subjectdp.keras.releases import Releases
 from tf_subjectdp.keras.saving import SavesPrivacyState
 from tf_subjectdp.keras.step import take_step
 from tf_subjectdp.keras.trackers import StepTrackers
@@ -79,8 +79,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         kwargs.pop("dtype", None)
         super().__init__(name=name or f"private_{keras_model.name}", dtype="float32", **kwargs)
         self.inner_model = keras_model
-        self._own_releases = Releases(initial_weights)
-        self._own_releases.watch(keras_model)
+        self._own_lineage = LineageTracker(initial_weights)
+        self._own_lineage.watch(keras_model)
         self._item_loss: ItemLoss | None = None
         self._engine_choice: tuple[str | None, str] | None = None
         self._statistics = Statistics()
@@ -127,8 +127,8 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         validation.check_replicas(self)
         layers = compat.all_layers(self.inner_model)
         validation.check_batch_normalization(layers, optimizer.algorithm)
-        optimizer._releases.take_over(self._releases)
-        optimizer._releases.watch(self.inner_model)
+        optimizer._lineage.take_over(self._lineage)
+        optimizer._lineage.watch(self.inner_model)
         self._item_loss = ItemLoss(loss, loss_weights, self.output_names or ())
         if compat.KERAS_3 and isinstance(loss, Mapping) and isinstance(loss_weights, Mapping):
             # Keras 3 takes no weights for some of the losses.
@@ -180,7 +180,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
                 "validation_data=(x, y) of other people."
             )
         fit_checks.check_dataset(x, optimizer)
-        self._releases.look()
+        self._lineage.look()
         length, last = None, None
         if optimizer.plan is not None:
             length = fit_checks.check_budget(x, optimizer, kwargs)
@@ -210,7 +210,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             for ledger in opened:
                 ledger.close()
             optimizer._parts.restore()
-            self._releases.look()
+            self._lineage.look()
             self._warn_non_finite(self._trackers.total_non_finite() - before)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -222,10 +222,10 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         return super().predict(*args, **_with_own_averages(kwargs))
 
     @property
-    def _releases(self) -> Releases:
+    def _lineage(self) -> LineageTracker:
         """What was released of the weights: the optimizer's record, or one's own before `compile`."""
         optimizer = getattr(self, "optimizer", None)
-        return optimizer._releases if isinstance(optimizer, DPOptimizer) else self._own_releases
+        return optimizer._lineage if isinstance(optimizer, DPOptimizer) else self._own_lineage
 
     def _optimizer(self) -> DPOptimizer:
         optimizer = getattr(self, "optimizer", None)
@@ -241,16 +241,17 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         x_spec, y_spec, _ = batches.split_element(element_spec)
         x_spec, y_spec = tf.nest.map_structure(batches.any_rows, (x_spec, y_spec))
         if not self.inner_model.built or not self.built:
-            self._releases.look()
-            self(tf.nest.map_structure(batches.zero_row, x_spec))
-            self._releases.look(fresh=True)
+            self._lineage.look()
+            with recorded_initialisers() as drawn:
+                self(tf.nest.map_structure(batches.zero_row, x_spec))
+            self._lineage.look(drawn)
         trainable = tuple(id(v) for v in self.trainable_variables)
         optimizer, layers = self._optimizer(), compat.all_layers(self.inner_model)
         validation.check_layers(self.inner_model)
         validation.check_batch_normalization(layers, optimizer.algorithm)
         if self._engine_choice is not None and self._checked_spec == (x_spec, y_spec, trainable):
             return
-        self._releases.look()
+        self._lineage.look()
         if not trainable:
             raise ValueError("the model has no trainable weights; nothing can be trained.")
         self._statistics.written = validation.check_forward_pass(self.inner_model, x_spec)
@@ -337,7 +338,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         batches.check_mark(people.draw, optimizer.plan)
         batches.check_lengths((x, y), people)
         self._prepare(tf.nest.map_structure(batches.batch_spec, (x, y, extras)))
-        self._releases.look_at_turns()
+        self._lineage.look_at_turns()
         try:
             return super().train_on_batch(x, y, extras, **kwargs)
         finally:
@@ -427,7 +428,7 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
         from tf_subjectdp.statement import optimizer_statement
 
         engine = self._engine_choice[1] if self._engine_choice else None
-        self._releases.watch(self.inner_model)
+        self._lineage.watch(self.inner_model)
         return optimizer_statement(self._optimizer(), delta=delta, engine=engine)
 
     def _show_epsilon(self, callbacks: Any) -> None:

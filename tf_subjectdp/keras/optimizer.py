@@ -169,7 +169,8 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         variables = list(variables)
         with tf.init_scope():
             self.build(variables)
-        written = self._releases.stepped([*variables, *(v for v, _ in statistics)], layers)
+        kept = [*variables, *(v for v, _ in statistics)]
+        written = self._lineage.stepped(kept, layers, self._slots(variables))
         written.before_step()
         if counted is None:
             counted = self._count(after, draw, seeded)
@@ -192,6 +193,21 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             if self._weight_radius is not None:
                 after_update.project(variables, self._weight_radius)
             written.after_step()
+
+    def _slots(self, variables: Sequence[Any]) -> list[tf.Variable]:
+        """What the inner optimizer keeps of earlier steps, but single numbers (its rates) where no weight
+        is one."""
+        least = 0 if any(variable.shape.rank == 0 for variable in map(compat.raw, variables)) else 1
+        names = ("learning_rate", "current_learning_rate")
+        found = map(compat.raw, self.variables[2:])
+        return [
+            v
+            for v in found
+            if v.dtype.is_floating
+            and v.shape.rank >= least
+            and v.shape.num_elements()
+            and v.name.split("/")[-1].split(":")[0] not in names
+        ]
 
     def _count(self, after: Sequence[Any], draw: Draw | None, seeded: tf.Tensor) -> list[Any]:
         with tf.control_dependencies(after):
@@ -293,9 +309,9 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         self._built = True
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        self._releases.look()
+        self._lineage.look()
         self.inner.finalize_variable_values(var_list)
-        self._releases.accept()
+        self._lineage.accept()
 
     def exchange_averages(self) -> None:
         """Exchanges the weights with the averages that an inner optimizer of Keras 3 keeps (`use_ema`).
@@ -307,13 +323,13 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
           ValueError: the inner optimizer keeps no averages, or no weights are known to it yet.
         """
         pairs = self._weights_and_averages()
-        self._releases.look()
+        self._lineage.look()
         for weight, average in pairs:
             kept = tf.identity(weight)
             weight.assign(average)
             average.assign(kept)
-        self._releases.accept()
-        self._releases.look()
+        self._lineage.accept()
+        self._lineage.look()
 
     def average_from_here(self) -> None:
         """Sets the averages of `exchange_averages` to the weights as they are."""
@@ -339,7 +355,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             "inner": tf.keras.utils.serialize_keras_object(self.inner),
             "engine": dataclasses.asdict(self.engine),
             "weight_radius": self._weight_radius,
-            "initial_weights": self._releases.initial_weights,
+            "initial_weights": self._lineage.initial_weights,
         }
         if self.plan is not None:
             return {**config, "plan": self.plan.get_config()}
@@ -381,7 +397,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             **given,
             engine=self.engine,
             weight_radius=self._weight_radius,
-            initial_weights=None if self.steps_taken else self._releases.initial_weights,
+            initial_weights=None if self.steps_taken else self._lineage.initial_weights,
             name=self.name,
         )
         return copied

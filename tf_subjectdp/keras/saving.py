@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_subjectdp.keras import compat
+from tf_subjectdp.keras.lineage import recorded_initialisers, register_file
 from tf_subjectdp.keras.optimizer import DPOptimizer
-from tf_subjectdp.keras.releases import register_file
 
 _TO_SERVE = (
     "Use save('....keras') to go on training; to serve, model.export(folder), or "
@@ -117,12 +117,14 @@ class SavesPrivacyState:
                 "depends on, belongs to its optimizer."
             )
         self.make_optimizer_variables()
-        self._releases.look()
-        return super().load_weights(filepath, *args, **kwargs)
+        # The first two of the optimizer's count steps.
+        variables = [compat.raw(v) for v in (*self.weights, *self.optimizer.variables[2:])]
+        with self._lineage.loading(variables):
+            return super().load_weights(filepath, *args, **kwargs)
 
     def get_weights(self) -> list[Any]:
         """As in Keras; if they are set again, they are known to be this model's."""
-        self._releases.look()
+        self._lineage.look()
         return super().get_weights()
 
     def get_compile_config(self) -> dict[str, Any] | None:
@@ -138,16 +140,21 @@ class SavesPrivacyState:
         return {
             "keras_model": tf.keras.utils.serialize_keras_object(self.inner_model),
             "name": self.name,
-            "initial_weights": self._releases.initial_weights,
-            "releases": self._releases.file(),
+            "initial_weights": self._lineage.initial_weights,
+            "releases": self._lineage.file(),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         config = dict(config)
         inner = config.pop("keras_model")
-        if not isinstance(inner, tf.keras.Model):
-            inner = tf.keras.utils.deserialize_keras_object(inner, custom_objects=custom_objects)
+        with recorded_initialisers() as drawn:
+            if not isinstance(inner, tf.keras.Model):
+                inner = tf.keras.utils.deserialize_keras_object(
+                    inner, custom_objects=custom_objects
+                )
         # The weights come later, and are then recognised.
         register_file(config.pop("releases", None))
-        return cls(inner, **config)
+        made = cls(inner, **config)
+        made._lineage.look(drawn)
+        return made

@@ -90,7 +90,7 @@ def private_step(
     validation.check_gradients(variables)
     layers = compat.all_layers(model)
     for part in [] if model is None else model if isinstance(model, (list, tuple)) else [model]:
-        optimizer._releases.watch(part)
+        optimizer._lineage.watch(part)
     validation.check_batch_normalization(layers, optimizer.algorithm)
     people = people_of(extras)
     check_mark(people.draw, optimizer.plan)

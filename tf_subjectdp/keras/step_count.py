@@ -12,9 +12,9 @@ import tensorflow as tf
 from tf_subjectdp.algorithms import Algorithm
 from tf_subjectdp.keras import compat
 from tf_subjectdp.keras.batches import Draw
-from tf_subjectdp.keras.releases import Releases, register_file
+from tf_subjectdp.keras.lineage import LineageTracker, register_file
 from tf_subjectdp.plans import Plan
-from tf_subjectdp.runs import Run
+from tf_subjectdp.runs import PrivateRun
 from tf_subjectdp.sampling.dataset import LAST_PASS, new_pass
 
 # Passes over a plan's dataset share this many places, by their numbers. A place knows the newest pass
@@ -96,37 +96,37 @@ class CountsSteps:
         self.privacy_steps = compat.counter("privacy_steps")
         self.seeded_steps = compat.counter("seeded_steps")
         counters = [self.privacy_steps, self.seeded_steps]
-        self._released = Releases(initial_weights)
-        self._seen = _Seen(counters, lambda: self._releases.file(), self._read_file)
+        self._own_lineage = LineageTracker(initial_weights)
+        self._seen = _Seen(counters, lambda: self._lineage.file(), self._read_file)
 
     @property
-    def _releases(self) -> Releases:
+    def _lineage(self) -> LineageTracker:
         """Everything released of the weights. A copy of this optimizer owns a copy of it."""
-        self._released.owner = self
-        return self._released
+        self._own_lineage.owner = self
+        return self._own_lineage
 
     @property
-    def own_run(self) -> Run:
+    def own_run(self) -> PrivateRun:
         """What this optimizer itself released, without other runs of its plan."""
         steps, seeded = self.own_counts.tolist()
-        return Run(self.plan, self.algorithm, self.noise_multiplier, steps, seeded)
+        return PrivateRun(self.plan, self.algorithm, self.noise_multiplier, steps, seeded)
 
     @property
     def own_counts(self) -> np.ndarray:
         """int64 [2]: its own steps, and how many of them were drawn with a seed."""
-        return np.maximum(np.array(self._seen.counts()) - self._releases.of_this_plan(), 0)
+        return np.maximum(np.array(self._seen.counts()) - self._lineage.of_this_plan(), 0)
 
     @functools.cached_property
     def identity(self) -> Any:
-        """See `Run.identity`."""
-        return Run(self.plan, self.algorithm, self.noise_multiplier, 0).identity
+        """See `PrivateRun.identity`."""
+        return PrivateRun(self.plan, self.algorithm, self.noise_multiplier, 0).identity
 
     def raise_counts(self, counts: Sequence[int]) -> None:
         """Raises the counts, steps and seeded ones, to at least these."""
         self._seen.raise_to([int(count) for count in counts])
 
     def _read_file(self, config: dict[str, Any]) -> None:
-        self._releases.absorb(register_file(config))
+        self._lineage.absorb(register_file(config))
 
     @property
     def steps_taken(self) -> int:
@@ -232,7 +232,7 @@ class CountsSteps:
         self._seen.raise_to([0, 0])
         for position, variable in enumerate(self.variables):
             store[str(position)] = compat.raw(variable).numpy()
-        text = json.dumps(self._releases.file())
+        text = json.dumps(self._lineage.file())
         store["releases"] = np.frombuffer(text.encode(), np.uint8)
 
     def load_own_variables(self, store: Any) -> None:

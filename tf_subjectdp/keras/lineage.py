@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was ever released of weights: runs of private steps, kept with the weights themselves.
+"""The lineage of weights: which runs of private steps, or what from elsewhere, went into those at hand.
+
+The runs themselves, and what they cost together, are in `tf_subjectdp.runs`; here weights are recognised.
 
 Every noised step moves every coordinate of every weight by fresh continuous noise, unless a constraint
 holds it. A few coordinates of a variable therefore say which step of which run left it.
-`Releases` compares the weights at hand with what its own steps left; what something else has written
-is looked up among all that this process left or read from a file. Found, its cost is known and is
+`LineageTracker` compares the weights at hand with what its own steps left; what something else has
+written is looked up among all that this process left or read from a file. Found, its cost is known and is
 added; not found, every statement of these weights leads with that. However weights are brought in
 (a file, a checkpoint, `set_weights`, a copy, a layer of another model, Keras's own `fit`), they are
 recognised by their values.
 """
 
+import collections
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import logging
 import math
 import secrets
+import sys
+import threading
+import types
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_subjectdp.keras import compat
-from tf_subjectdp.runs import PUBLIC, UNKNOWN, Record, Released, Run
+from tf_subjectdp.runs import PUBLIC, UNKNOWN, Lineage, PrivateRun, WeightsCost
 
 _log = logging.getLogger("tf_subjectdp")
 
@@ -33,8 +40,9 @@ _log = logging.getLogger("tf_subjectdp")
 _COORDINATES = 8
 # Foreign weights that traced steps met and that Python has not looked up yet; more are not known.
 _MET = 16
-# Weights that are larger are not made a second time to see whether they are fresh.
-_REDRAWN, _REDRAWN_ORTHOGONAL = 2**24, 2**20
+# Values that are known at most, of one variable at one time each (some 50 MB): the oldest are then
+# forgotten, and count as from elsewhere if they come back.
+_MOST_KNOWN = 2**18
 
 
 # -- how weights are recognised -----------------------------------------------------------------------
@@ -88,27 +96,32 @@ def _is_constant(variable: tf.Variable, sample: np.ndarray) -> bool:
     return bool((values == values.flat[0]).all())
 
 
-# By fingerprint: everything released of weights that this process left behind or read from a file.
-_KNOWN: dict[str, Record] = {}
+# By fingerprint: everything released of weights that this process left behind or read from a file; the
+# oldest first.
+_KNOWN: collections.OrderedDict[str, Lineage] = collections.OrderedDict()
 # Those who train: what their latest steps left is made known when somebody has to look it up.
-_TRAINING: "weakref.WeakSet[Releases]" = weakref.WeakSet()
+_TRAINING: "weakref.WeakSet[LineageTracker]" = weakref.WeakSet()
 
 
-def _register(fingerprints: Iterable[str | None], record: Record) -> None:
+def _register(fingerprints: Iterable[str | None], record: Lineage) -> None:
     for fingerprint in fingerprints:
         if fingerprint is None:
             continue
-        before = _KNOWN.get(fingerprint)
-        if before is None or before is record:
-            _KNOWN[fingerprint] = record
-        else:
-            both = Record(before.runs.items(), before.remarks)
-            both.absorb(record)
-            _KNOWN[fingerprint] = both
+        found, before = record, _KNOWN.pop(fingerprint, None)
+        if before is not None and record.unknown and not before.unknown:
+            # These very values are known: that others beside them are not, here or to the one who
+            # wrote a file, changes nothing.
+            found = before
+        elif before is not None and before is not record:
+            found = Lineage(before.runs.items(), before.remarks)
+            found.absorb(record)
+        _KNOWN[fingerprint] = found  # as the newest
+    while len(_KNOWN) > _MOST_KNOWN:
+        _KNOWN.popitem(last=False)
 
 
-def register_file(config: dict[str, Any]) -> Record:
-    """Makes the weights of a file (`Releases.file`) known; returns what was released of them.
+def register_file(config: dict[str, Any]) -> Lineage:
+    """Makes the weights of a file (`LineageTracker.file`) known; returns what was released of them.
 
     Raises:
       ValueError: a file that does not say so.
@@ -120,19 +133,65 @@ def register_file(config: dict[str, Any]) -> Record:
             "statement then says that their cost is not known."
         )
     for fingerprints, record in config["weights"]:
-        _register(fingerprints, Record.from_config(record))
-    return Record.from_config(config["record"])
+        _register(fingerprints, Lineage.from_config(record))
+    return Lineage.from_config(config["record"])
 
 
 # -- whether weights are fresh ------------------------------------------------------------------------
 
 
-def _initial(layers: Sequence[Any], variables: Sequence[tf.Variable]) -> dict[int, bool]:
+_RECORDING = threading.RLock()
+
+
+@contextlib.contextmanager
+def recorded_initialisers() -> Iterator[dict[int, tuple[tf.Variable, Any]]]:
+    """By identity, the weights that layers add meanwhile, and the initialisers that they ask for.
+
+    Complete when the context is left. What a layer then writes into a weight is not in it, nor what a
+    checkpoint that waited for the weight does.
+    """
+    added, found, place = [], {}, 1 if compat.KERAS_3 else 3
+    layer_class = tf.keras.layers.Layer
+
+    def add_weight(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        args = list(args)
+        if len(args) > place:
+            args[place] = initializer = tf.keras.initializers.get(args[place])
+        else:
+            asked = kwargs.get("initializer")
+            if asked is None and kwargs.get("dtype") is None and len(args) < 3:
+                asked = "glorot_uniform"  # Keras's default, which it keeps to itself.
+            kwargs["initializer"] = initializer = tf.keras.initializers.get(asked)
+        variable = original(layer, *args, **kwargs)
+        added.append((variable, initializer))
+        return variable
+
+    with _RECORDING:
+        original = layer_class.add_weight
+        layer_class.add_weight = functools.wraps(original)(add_weight)
+        try:
+            yield found
+        finally:
+            layer_class.add_weight = original
+    found.update((id(compat.raw(v)), (compat.raw(v), initializer)) for v, initializer in added)
+
+
+def _initial(
+    layers: Sequence[Any],
+    drawn: Mapping[int, tuple[tf.Variable, Any]],
+    variables: Sequence[tf.Variable],
+) -> dict[int, bool]:
     """By identity, whether a weight is what its layer's initialiser made; those that can be told.
 
-    Keras's initialisers give the same values each time that they are called.
+    Keras's initialisers give the same values each time that they are called. `drawn` is what
+    `recorded_initialisers` found; of other weights the layers' attributes tell.
     """
     unseen, told = {id(variable) for variable in variables}, {}
+    for key in unseen & set(drawn):
+        fresh = _is_initial(None, drawn[key][1], drawn[key][0])
+        if fresh is not None:
+            told[key] = fresh
+    unseen -= set(told)
     for layer in layers:
         for name, initializer in list(vars(layer).items()):
             if not name.endswith("_initializer"):
@@ -151,22 +210,29 @@ def _is_initial(layer: Any, initializer: Any, variable: tf.Variable) -> bool | N
     kinds, random = tf.keras.initializers, type(getattr(initializer, "seed", None))
     if isinstance(initializer, kinds.Constant) and np.ndim(initializer.value) > 0:
         return False  # A matrix from somewhere.
-    most = _REDRAWN_ORTHOGONAL if isinstance(initializer, kinds.Orthogonal) else _REDRAWN
     of_keras = type(initializer).__module__.split(".")[0] == "keras"
-    if not of_keras or random not in (int, type(None)) or variable.shape.num_elements() > most:
+    if not of_keras or random not in (int, type(None)):
         return None
     with warnings.catch_warnings(), tf.device(variable.device):
         warnings.simplefilter("ignore")  # that the values will be the same
         initial = np.array(initializer(tuple(variable.shape), dtype=variable.dtype.name))
-    if initializer is vars(layer).get("bias_initializer"):
-        if getattr(layer, "unit_forget_bias", False):
-            initial[..., layer.units : 2 * layer.units] = 1.0
-    now, initial = (np.asarray(value, np.float64) for value in (variable.numpy(), initial))
+    if getattr(layer, "unit_forget_bias", False) and initializer is layer.bias_initializer:
+        initial[..., layer.units : 2 * layer.units] = 1.0
+    now, initial, scale = variable.numpy().ravel(), initial.ravel(), 1.0
     if random is int:
         # Keras 3's EinsumDense draws with the same seed and another scale, which its axes decide.
-        largest = np.unravel_index(np.argmax(np.abs(initial)), initial.shape)
-        initial = initial * (now[largest] / initial[largest])
-    return bool(np.allclose(now, initial, rtol=1e-5, atol=1e-30))
+        largest = np.argmax(np.abs(initial))
+        scale = float(now[largest]) / float(initial[largest])
+    # In pieces: a weight may be most of what the memory holds.
+    return all(
+        np.allclose(
+            now[first : first + 2**20].astype(np.float64),
+            initial[first : first + 2**20].astype(np.float64) * scale,
+            rtol=1e-5,
+            atol=1e-30,
+        )
+        for first in range(0, now.size, 2**20)
+    )
 
 
 def _values(variables: Sequence[tf.Variable]) -> list[np.ndarray]:
@@ -229,8 +295,8 @@ class _Stepped:
         return found, lost
 
 
-class Releases:
-    """Everything released of the weights that one optimizer trains, or one wrapper holds.
+class LineageTracker:
+    """Follows the weights that one optimizer trains, or one wrapper holds, and keeps their lineage.
 
     Args:
       initial_weights: "public" says that the weights before the first step need no protection.
@@ -248,17 +314,25 @@ class Releases:
         self.name = secrets.token_hex(8)
         self.initial_weights = initial_weights
         self.owner: Any = None
-        self._record = Record()
+        self._record = Lineage()
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         # By the variable's identity: its latest values, and those that were last written from outside.
         self._seen: dict[int, tuple[tf.Variable, np.ndarray]] = {}
         self._given: dict[int, np.ndarray] = {}
         self._stepped: dict[tuple[int, ...], _Stepped] = {}
         self._unknown: set[str] = set()
+        # What was read while a file is being loaded.
+        self._waiting: list[Lineage] | None = None
 
-    def __deepcopy__(self, memo: Any) -> "Releases":
+    def __del__(self) -> None:
+        # The weights may live on, in another model; what the last steps left goes with them.
+        if getattr(self, "_stepped", None) and not sys.is_finalizing():
+            with tf.init_scope():
+                self._make_known()
+
+    def __deepcopy__(self, memo: Any) -> "LineageTracker":
         # A copy of an optimizer goes its own way: two runs, and what came before belongs to both.
-        copied = Releases(self.initial_weights)
+        copied = LineageTracker(self.initial_weights)
         copied._record.absorb(self.record)
         return copied
 
@@ -280,9 +354,9 @@ class Releases:
         return self._record.unknown
 
     @property
-    def record(self) -> Record:
+    def record(self) -> Lineage:
         """All of it, the optimizer's own run so far included."""
-        found = Record(self._record.runs.items(), self._record.remarks)
+        found = Lineage(self._record.runs.items(), self._record.remarks)
         if self.owner is not None:
             found.add(self.name, self.owner.own_run)
         return found
@@ -293,7 +367,7 @@ class Releases:
         before, others = self._record.split(self.owner.identity, without=self.name)
         return before.tolist(), [run.steps for run in others], self.unknown
 
-    def of_other_plans(self) -> tuple[Run, ...]:
+    def of_other_plans(self) -> tuple[PrivateRun, ...]:
         """The runs whose steps are not among those that the optimizer counts."""
         return self._record.split(self.owner.identity, without=self.name)[1]
 
@@ -302,45 +376,52 @@ class Releases:
         return self._record.split(self.owner.identity, without=self.name)[0]
 
     @property
-    def released(self) -> Released:
+    def cost(self) -> WeightsCost:
         """What a statement is about: the optimizer's plan, and all that its weights brought with them."""
         owner = self.owner
         own = dataclasses.replace(
             owner.own_run, steps=owner.steps_taken, seeded=owner.steps_drawn_with_seed
         )
         before = int(self.of_this_plan()[0])
-        return Released(own, owner.divisor, before, self.of_other_plans(), self.remarks)
+        return WeightsCost(own, owner.divisor, before, self.of_other_plans(), self.remarks)
 
     # -- what is looked at ----------------------------------------------------------------------------
 
-    def watch(self, model: Any) -> "Releases":
+    def watch(self, model: Any) -> "LineageTracker":
         """Looks after all weights of a Keras model from now on."""
         self._models.add(model)
         return self
 
     @tf.autograph.experimental.do_not_convert
-    def stepped(self, variables: Sequence[Any], layers: Sequence[Any]) -> _Stepped:
-        """What traced steps on `variables` have to tell; made, and looked at, once."""
+    def stepped(
+        self, variables: Sequence[Any], layers: Sequence[Any], slots: Sequence[tf.Variable] = ()
+    ) -> _Stepped:
+        """What traced steps on `variables` have to tell; made, and looked at, once.
+
+        The `slots` of the inner optimizer (its moments) go into the weights with every step: they are
+        looked at as the weights are.
+        """
         variables = [compat.raw(variable) for variable in variables]
-        key = tuple(id(variable) for variable in variables)
+        key = tuple(id(variable) for variable in (*variables, *slots))
         if key not in self._stepped:
             with tf.init_scope():
-                self._look_at(variables, layers, fresh=False)
-                self._stepped[key] = _Stepped(variables)
+                self._look_at(variables, layers)
+                self._look_at(slots, [])
+                self._stepped[key] = _Stepped([*variables, *slots])
             _TRAINING.add(self)
         return self._stepped[key]
 
-    def look(self, *, fresh: bool = False) -> "Releases":
+    def look(self, drawn: Mapping[int, tuple[tf.Variable, Any]] | None = None) -> "LineageTracker":
         """Compares all weights with what the own steps left, and makes the weights known.
 
         Args:
-          fresh: weights that were never seen before were made by this library, not by the user.
+          drawn: of weights that were just made, see `recorded_initialisers`.
         """
         with tf.init_scope():
-            self._look(fresh)
+            self._look(drawn or {})
         return self
 
-    def _look(self, fresh: bool) -> None:
+    def _look(self, drawn: Mapping[int, tuple[tf.Variable, Any]]) -> None:
         self._ask_steps()
         # Several lists of weights may share some: the latest step of any of them counts.
         for steps in self._stepped.values():
@@ -349,11 +430,11 @@ class Releases:
                 if _same(now, left):
                     self._seen[id(variable)] = (variable, now)
         for steps in self._stepped.values():
-            self._look_at(steps.variables, [], fresh=fresh)
+            self._look_at(steps.variables, [])
             steps.left.assign(_sample(steps.variables))
         for model in list(self._models):
             layers = compat.all_layers(model)
-            self._look_at(compat.weights_of(layers), layers, fresh=fresh)
+            self._look_at(compat.weights_of(layers), layers, drawn)
         self._make_known()
 
     def look_at_turns(self) -> None:
@@ -368,8 +449,11 @@ class Releases:
             for variable, left in zip(steps.variables, steps.last_left(), strict=True):
                 self._seen[id(variable)] = (variable, left)
 
-    def absorb(self, record: Record) -> None:
+    def absorb(self, record: Lineage) -> None:
         """Adds what was released of weights that came in; the owner counts runs of its own plan."""
+        if self._waiting is not None:
+            self._waiting.append(record)
+            return
         if self.owner is None:
             self._record.absorb(record)
             return
@@ -380,7 +464,24 @@ class Releases:
             own = np.maximum(own, [run.steps, run.seeded])
         self.owner.raise_counts(own + self.of_this_plan())
 
-    def take_over(self, other: "Releases") -> None:
+    @contextlib.contextmanager
+    def loading(self, variables: Sequence[tf.Variable]) -> Iterator[None]:
+        """A load that fails brings nothing: the variables, and what is known of them, stay."""
+        self.look()
+        before, self._waiting = [variable.numpy() for variable in variables], []
+        try:
+            yield
+        except Exception:
+            self._waiting = []
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(value)
+            raise
+        finally:
+            waiting, self._waiting = self._waiting, None
+        for record in waiting:
+            self.absorb(record)
+
+    def take_over(self, other: "LineageTracker") -> None:
         """Goes on with weights that `other` has looked after."""
         word = self.initial_weights or other.initial_weights
         self.initial_weights = other.initial_weights = word
@@ -389,7 +490,10 @@ class Releases:
         self._given.update({key: value for key, (_, value) in other._seen.items()})
 
     def _look_at(
-        self, variables: Sequence[tf.Variable], layers: Sequence[Any], *, fresh: bool
+        self,
+        variables: Sequence[tf.Variable],
+        layers: Sequence[Any],
+        drawn: Mapping[int, tuple[tf.Variable, Any]] = types.MappingProxyType({}),
     ) -> None:
         new, changed = [], []
         for variable, now in zip(variables, _values(variables), strict=True):
@@ -408,12 +512,12 @@ class Releases:
         new = [(v, _fingerprint(value)) for v, value in new if not _is_constant(v, value)]
         if new and self.initial_weights == "public":
             self.remark(PUBLIC)
-            _register([fingerprint for _, fingerprint in new], Record(remarks=[PUBLIC]))
+            _register([fingerprint for _, fingerprint in new], Lineage(remarks=[PUBLIC]))
             return
-        told = _initial(layers, [variable for variable, _ in new])
+        told = _initial(layers, drawn, [variable for variable, _ in new])
         for variable, fingerprint in new:
-            if told.get(id(variable), fresh):
-                _register([fingerprint], Record())
+            if told.get(id(variable), False):
+                _register([fingerprint], Lineage())
             else:
                 self._note_unknown(variable)
 
@@ -465,12 +569,12 @@ class Releases:
         `register_file` reads it.
         """
         self.look()
-        record, untouched = self.record, Record(remarks=self.remarks)
-        groups: dict[int, tuple[Record, list[str]]] = {}
+        record = self.record
+        groups: dict[int, tuple[Lineage, list[str]]] = {}
         for _, value in self._seen.values():
             fingerprint = _fingerprint(value)
             if fingerprint is not None:
-                known = _KNOWN.get(fingerprint, untouched)
+                known = _KNOWN.get(fingerprint, record)
                 groups.setdefault(id(known), (known, []))[1].append(fingerprint)
         weights = [[found, known.get_config()] for known, found in groups.values()]
         found = {"record": record.get_config(), "weights": weights}
@@ -480,7 +584,7 @@ class Releases:
         return found
 
 
-def _unpickled(initial_weights: str | None, config: dict[str, Any]) -> Releases:
-    found = Releases(initial_weights)
-    found._record.absorb(Record.from_config(config))
+def _unpickled(initial_weights: str | None, config: dict[str, Any]) -> LineageTracker:
+    found = LineageTracker(initial_weights)
+    found._record.absorb(Lineage.from_config(config))
     return found

@@ -3,7 +3,9 @@
 with that."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ import tensorflow as tf
 import tf_subjectdp as sdp
 from tf_subjectdp import accounting, runs
 from tf_subjectdp.algorithms.base import rounded_up
-from tf_subjectdp.keras import releases
-from tf_subjectdp.statement import optimizer_statement
+from tf_subjectdp.cli.plans import read_model
+from tf_subjectdp.keras import lineage
+from tf_subjectdp.statement import optimizer_statement, weights_statement
 
 UNKNOWN = "WEIGHTS FROM ELSEWHERE, whose cost is not known"
 
@@ -200,7 +203,7 @@ def test_costs_compose_over_several_runs_and_never_twice(box, giver, loud, quiet
 
 def test_only_promises_about_the_same_change_of_the_data_compose(box):
     def run(plan):
-        return runs.Run(plan, plan.algorithm, plan.noise_multiplier, plan.steps)
+        return runs.PrivateRun(plan, plan.algorithm, plan.noise_multiplier, plan.steps)
 
     def total(plan, *others, unit="subject"):
         return runs.epsilon_in_all(plan, 4, [run(o) for o in others], delta=1e-3, unit=unit)
@@ -212,7 +215,7 @@ def test_only_promises_about_the_same_change_of_the_data_compose(box):
     # Adding a person is not replacing one; without noise, or without a plan, there is no figure.
     assert total(plan, fixed[0]) == total(anything, plan) == np.inf
     assert total(plan, box.plan(noise_multiplier=0.0)) == np.inf
-    unplanned = runs.Run(None, plan.algorithm, 1.0, 3)
+    unplanned = runs.PrivateRun(None, plan.algorithm, 1.0, 3)
     assert runs.epsilon_in_all(plan, 4, [unplanned], delta=1e-3) == np.inf
     both = accounting.compose([(p.event_of("item"), 1) for p in fixed])
     assert total(*fixed, unit="item") == pytest.approx(
@@ -431,15 +434,205 @@ LAYERS = [
 @pytest.mark.parametrize("layer", LAYERS)
 def test_initialisers_tell_whether_weights_are_fresh(layer):
     net = tf.keras.Sequential([tf.keras.layers.Input([4, 3]), layer()])
-    assert not releases.Releases().watch(net).look().unknown
+    assert not lineage.LineageTracker().watch(net).look().unknown
     moved = [
         value + np.linspace(0.1, 0.2, value.size).reshape(value.shape)
         for value in net.get_weights()
     ]
     net.set_weights(moved)
-    assert releases.Releases().watch(net).look().unknown
+    assert lineage.LineageTracker().watch(net).look().unknown
     again = tf.keras.models.clone_model(net)
-    assert not releases.Releases().watch(again).look().unknown
+    assert not lineage.LineageTracker().watch(again).look().unknown
+
+
+class Brings(tf.keras.layers.Layer):
+    """A layer whose own `build` writes what it has from somewhere."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(name="scale", shape=[shape[-1]], initializer="uniform")
+        self.scale.assign(tf.range(1.0, 1.0 + shape[-1]))
+
+    call = Scale.call
+
+
+class Holds(Brings):
+    """One that makes a variable of it."""
+
+    def build(self, shape):
+        self.scale = tf.Variable(tf.range(2.0, 2.0 + shape[-1]))
+
+
+def plainly_trained(net, box, optimizer="sgd"):
+    net.compile(optimizer, "mse")
+    net.fit(box.x, box.y, verbose=0)
+    return net
+
+
+def unbuilt(*layers):
+    return tf.keras.Sequential([*layers, tf.keras.layers.Dense(1)])
+
+
+def prepared(model, box, plan):
+    model._prepare(box.data(plan).element_spec)
+    return model
+
+
+@pytest.mark.parametrize("layer", [Brings, Holds])
+def test_what_a_layers_own_build_brings_is_not_fresh(box, plan, layer):
+    net = unbuilt(layer())
+    model = prepared(compiled(net, plan), box, plan)
+    # Keras 3 builds a wrapped model without its values, and drops what a layer assigns meanwhile; a
+    # variable of TensorFlow's own is no weight to it.
+    brought = net.weights[0].shape == (3,) and bool(np.all(np.diff(net.weights[0]) == 1.0))
+    assert leads_with_unknown(model) == brought and (brought or box.keras_3)
+    public = sdp.PrivateModel(unbuilt(layer()), initial_weights="public")
+    assert UNKNOWN not in said(prepared(compiled(public, plan), box, plan))
+
+
+def test_a_checkpoint_that_waits_for_weights_brings_them(box, plan, giver, loud, quiet, tmp_path):
+    waiting = {"trained": plainly_trained(unbuilt(), box), "private": giver.inner_model}
+    for name, net in waiting.items():
+        saved = tf.train.Checkpoint(layer=net.layers[-1]).save(tmp_path / name)
+        taker = unbuilt()
+        tf.train.Checkpoint(layer=taker.layers[-1]).restore(saved)
+        model = prepared(compiled(taker, quiet), box, quiet)
+        if not np.array_equal(taker.get_weights()[0], net.get_weights()[0]):
+            assert box.keras_3  # which forgets what waited
+        elif name == "trained":
+            assert leads_with_unknown(model)
+        else:
+            text = said(model)
+            assert UNKNOWN not in text and "trained for 3 steps in another run" in text
+    assert UNKNOWN not in said(prepared(compiled(unbuilt(), quiet), box, quiet))
+
+
+def test_weights_of_a_layer_without_an_initialiser_stay_fresh_in_a_file(box, plan, tmp_path):
+    model = prepared(compiled(unbuilt(Scale()), plan), box, plan)
+    model.save(tmp_path / "m.keras")
+    assert UNKNOWN not in said(model)
+    loaded = tf.keras.models.load_model(tmp_path / "m.keras", {"Scale": Scale})
+    assert UNKNOWN not in said(loaded)
+    assert weights_statement(read_model(tmp_path / "m.keras")) == loaded.privacy_statement()
+
+
+def test_large_weights_are_told_too():
+    """As large as it was once drawn, it is drawn again."""
+    net = tf.keras.Sequential([tf.keras.layers.Input([1]), tf.keras.layers.Embedding(2**24 + 1, 1)])
+    assert not lineage.LineageTracker().watch(net).look().unknown
+    net.layers[-1].embeddings.assign(net.layers[-1].embeddings + 1.0)
+    assert lineage.LineageTracker().watch(net).look().unknown
+
+
+def test_the_state_of_the_inner_optimizer_counts(box, plan, giver):
+    """Moments go into the weights with every step: those of plain training cost what is not known."""
+
+    def state(optimizer):
+        found = optimizer.variables
+        return list(found() if callable(found) else found)
+
+    adam = tf.keras.optimizers.Adam()
+    plainly_trained(box.net(), box, adam)
+    moments = [np.array(value) for value in state(adam)]
+    model = box.compiled(plan, inner=tf.keras.optimizers.Adam())
+    model.make_optimizer_variables()
+    for variable, value in zip(state(model.optimizer.inner), moments, strict=True):
+        variable.assign(value)
+    model.fit(box.data(plan).take(1), verbose=0)
+    assert leads_with_unknown(model)
+    # Its own are known, in another optimizer too.
+    model = box.fitted(plan, inner=tf.keras.optimizers.Adam(), take=1)
+    model.optimizer.learning_rate = 0.01
+    model.fit(box.data(plan).take(1), verbose=0)
+    assert UNKNOWN not in said(model)
+    quiet = box.plan(noise_multiplier=20.0)
+    taker = box.compiled(quiet, inner=tf.keras.optimizers.Adam())
+    taker.make_optimizer_variables()
+    for variable, value in zip(
+        state(taker.optimizer.inner), state(model.optimizer.inner), strict=True
+    ):
+        variable.assign(np.array(value))
+    taker.fit(box.data(quiet).take(1), verbose=0)
+    assert UNKNOWN not in said(taker) and "trained for 2 steps in another run" in said(taker)
+
+
+def test_moving_statistics_from_elsewhere_are_told(box):
+    layers = [tf.keras.layers.Input([3]), tf.keras.layers.BatchNormalization(trainable=False)]
+    net = tf.keras.Sequential([*layers, tf.keras.layers.Dense(1)])
+    assert UNKNOWN not in said(compiled(tf.keras.models.clone_model(net), box.plan()))
+    model = compiled(net, box.plan())
+    net.layers[-2].moving_mean.assign([0.1, 0.2, 0.3])
+    assert leads_with_unknown(model)
+    assert leads_with_unknown(
+        compiled(tf.keras.Sequential([*layers, *net.layers[-1:]]), box.plan())
+    )
+
+
+def test_a_run_outlives_its_optimizer(box, quiet, loud):
+    """The weights that it left bring it, whoever looks at them first."""
+    net, data = box.net(), box.data(loud)
+    optimizer = loud.optimizer("sgd", engine={"strategy": "loop"})
+
+    def row_function(rows):
+        predictions = net(rows[0], training=True)
+        return tf.reduce_sum((predictions - rows[1]) ** 2, -1), predictions
+
+    x, y, extras = next(iter(data))
+    sdp.private_step(optimizer, row_function, net.trainable_variables, (x, y), extras, model=net)
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert gone() is None
+    text = said(compiled(net, quiet))
+    assert UNKNOWN not in text and "trained for 1 steps in another run" in text
+
+
+def test_a_load_that_failed_leaves_what_is_known(box, plan, tmp_path):
+    def net(units):
+        layers = [tf.keras.layers.Input([3]), tf.keras.layers.Dense(1)]
+        return tf.keras.Sequential([*layers, tf.keras.layers.Dense(units)])
+
+    model = box.fitted(plan, net(1), take=1)
+    path = str(tmp_path / "other.weights.h5")
+    other = compiled(net(2), box.plan(steps=30))
+    other.inner_model.layers[-2].set_weights([box.x[:3, :1], np.array([1.5])])
+    other.save_weights(path)
+    before, text = model.get_weights(), said(model)
+    with pytest.raises(Exception, match="(?i)layer|variable|shape|weight"):
+        model.load_weights(path)
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    assert said(model) == text
+
+
+def test_what_is_known_of_a_value_stays_known(box, plan):
+    """Another layer's weights from elsewhere, or a file that knows less, do not make it unknown."""
+    model = box.fitted(plan, box.net(2), take=1)
+    weights = model.inner_model.get_weights()
+    model.inner_model.layers[-1].bias.assign([3.0, 4.0])
+    assert leads_with_unknown(model)
+    released = model._lineage.file()
+    record = {**released["record"], "remarks": [runs.UNKNOWN]}
+    released["weights"] = [[prints, record] for prints, _ in released["weights"]]
+    lineage.register_file(released)
+    taker = compiled(box.net(2), plan)
+    taker.inner_model.set_weights(weights)
+    assert UNKNOWN not in said(taker) and taker.optimizer.steps_taken == 1
+
+
+def test_what_is_known_is_bounded(box, giver, quiet, monkeypatch):
+    """The oldest values are forgotten, on the safe side: never as fresh."""
+    monkeypatch.setattr(lineage, "_KNOWN", type(lineage._KNOWN)())
+    monkeypatch.setattr(lineage, "_MOST_KNOWN", 100)
+    taker = compiled(box.net(), quiet)
+    giver._lineage.look()
+    taker.set_weights(giver.get_weights())
+    assert "trained for 3 steps in another run" in said(taker)
+    for number in range(200):
+        lineage._register([str(number)], runs.Lineage())
+    assert len(lineage._KNOWN) == 100
+    kept = taker._lineage.file()["weights"]
+    assert kept and all(len(record["runs"]) == 1 for _, record in kept)
+    assert leads_with_unknown(compiled(giver.inner_model, quiet)) is False  # who trains is asked
 
 
 @pytest.mark.slow
@@ -459,7 +652,7 @@ def test_ones_own_record_adds_no_steps(box):
     plan = box.plan(sampling=sdp.Shuffle(batch_size=15), steps=8)
     optimizer = plan.optimizer("sgd")
     optimizer.count_lost_steps(3)
-    optimizer._releases.absorb(optimizer._releases.record)
+    optimizer._lineage.absorb(optimizer._lineage.record)
     assert (optimizer.steps_taken, optimizer.steps_at_new_pass) == (3, 4)
 
 
@@ -482,10 +675,10 @@ def test_a_checkpoints_record_counts_once_whatever_is_restored_first(box, plan, 
 
 
 def test_a_copy_is_a_run_of_its_own(box, giver, plan):
-    own = giver.optimizer._releases
+    own = giver.optimizer._lineage
     for copied in (copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
         assert copied.name != own.name and copied.record.runs[own.name].steps == 3
-    assert plan.optimizer("sgd")._releases.name != plan.optimizer("sgd")._releases.name
+    assert plan.optimizer("sgd")._lineage.name != plan.optimizer("sgd")._lineage.name
 
 
 @pytest.mark.slow
@@ -520,5 +713,8 @@ def test_files_bring_the_cost_into_a_new_process(box, giver, loud, tmp_path, in_
             assert {UNKNOWN!r} not in text and {rounded_up(loud.epsilon(steps=3))!r} in text, text
         again = tf.keras.models.load_model(path + "/a.keras")
         assert "3 of 4 planned" in said(again) and {UNKNOWN!r} not in said(again)
+        from tf_subjectdp.cli.plans import read_model
+        from tf_subjectdp.statement import weights_statement
+        assert weights_statement(read_model(path + "/a.keras")) == again.privacy_statement()
     """
     in_a_new_process(script)
