@@ -193,6 +193,15 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
                 after_update.project(variables, self._weight_radius)
             written.after_step()
 
+    def make_step_variables(
+        self, variables: Sequence[Any], statistics: Sequence[Any], layers: Sequence[Any]
+    ) -> None:
+        """Makes what a step keeps before it is traced: TensorFlow traces a function that makes variables
+        a second time. Args: as in `_release`, the statistics without their momentum."""
+        pairs = [(variable, None) for variable in statistics]
+        self._parts.engine(self.algorithm.inner, variables, pairs)
+        self._releases.stepped([*variables, *statistics], layers)
+
     def _count(self, after: Sequence[Any], draw: Draw | None, seeded: tf.Tensor) -> list[Any]:
         with tf.control_dependencies(after):
             return self._count_step(draw, seeded)

@@ -33,6 +33,8 @@ _log = logging.getLogger("tf_subjectdp")
 _COORDINATES = 8
 # Foreign weights that traced steps met and that Python has not looked up yet; more are not known.
 _MET = 16
+# Numbers of a weight that are compared at a time.
+_COMPARED = 1 << 18
 # Weights that are larger are not made a second time to see whether they are fresh.
 _REDRAWN, _REDRAWN_ORTHOGONAL = 2**24, 2**20
 
@@ -58,7 +60,11 @@ def _sample(variables: Sequence[tf.Variable]) -> tf.Tensor:
         if variable.shape.rank == 0:
             part = tf.reshape(variable, [1])
         else:
-            part = variable.gather_nd(_coordinates(tuple(variable.shape)))
+            # A variable that was looked up once is copied whole at each later read: those alone that
+            # the model looks up too, which is told by Keras's name for them.
+            table = "embeddings" in variable.name.split("/")[-1]
+            values = variable if table else variable.read_value()
+            part = tf.gather_nd(values, _coordinates(tuple(variable.shape)))
         parts.append(part if part.dtype == tf.float32 else tf.cast(part, tf.float32))
     return tf.concat(parts, 0)
 
@@ -157,16 +163,31 @@ def _is_initial(layer: Any, initializer: Any, variable: tf.Variable) -> bool | N
         return None
     with warnings.catch_warnings(), tf.device(variable.device):
         warnings.simplefilter("ignore")  # that the values will be the same
-        initial = np.array(initializer(tuple(variable.shape), dtype=variable.dtype.name))
+        initial = initializer(tuple(variable.shape), dtype=variable.dtype.name).numpy()
     if initializer is vars(layer).get("bias_initializer"):
         if getattr(layer, "unit_forget_bias", False):
+            initial = initial.copy()
             initial[..., layer.units : 2 * layer.units] = 1.0
-    now, initial = (np.asarray(value, np.float64) for value in (variable.numpy(), initial))
+    now = variable.numpy()
+    scale = 1.0
     if random is int:
         # Keras 3's EinsumDense draws with the same seed and another scale, which its axes decide.
         largest = np.unravel_index(np.argmax(np.abs(initial)), initial.shape)
-        initial = initial * (now[largest] / initial[largest])
-    return bool(np.allclose(now, initial, rtol=1e-5, atol=1e-30))
+        scale = np.float64(now[largest]) / initial[largest]
+    # Some numbers at a time: three copies of a large weight in float64 are a peak of memory.
+    parts = (
+        (flat.ravel()[start : start + _COMPARED] for flat in (now, initial))
+        for start in range(0, now.size, _COMPARED)
+    )
+    return all(
+        np.allclose(
+            np.asarray(there, np.float64),
+            scale * np.asarray(made, np.float64),
+            rtol=1e-5,
+            atol=1e-30,
+        )
+        for there, made in parts
+    )
 
 
 def _values(variables: Sequence[tf.Variable]) -> list[np.ndarray]:
