@@ -8,6 +8,7 @@ window's height is walked through by shifted views; of images, a block at a time
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -15,7 +16,7 @@ import tensorflow as tf
 from tf_subjectdp.clipping import norms
 from tf_subjectdp.clipping.norm_only.groups import Groups
 from tf_subjectdp.clipping.norm_only.products import Product, product
-from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Use, zeroed
+from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Use
 
 # Images a block: what they need at once stays in memory that is used again, not new at each step.
 _BLOCK_ELEMENTS = 16 * 2**20
@@ -225,9 +226,8 @@ class ImageGradients(Use):
     def numbers_a_row(self) -> int:
         return super().numbers_a_row() + self.shape.num_elements()
 
-    def of_rows(self, keep: tf.Tensor) -> Use:
-        images, gradient = (zeroed(t, keep) for t in self.kept_rows())
-        return ImageGradients(images, gradient, self.shape, self._window)
+    def of(self, kept: Sequence[tf.Tensor]) -> Use:
+        return ImageGradients(*kept, self.shape, self._window)
 
 
 class PatchProduct(Product):
@@ -236,16 +236,20 @@ class PatchProduct(Product):
     def __init__(self, images, gradient, shape, window: Window, *, whole: bool = False):
         flat = tf.reshape(gradient, [-1, window.positions, gradient.shape[-1]])
         super().__init__(patches(images, window), flat, shape, whole=whole)
-        self._images = tf.cast(images, tf.float32)
+        self._kept = [tf.cast(images, tf.float32), tf.cast(gradient, tf.float32)]
         self._window = window
 
     def weighted(self, weight: tf.Tensor) -> tf.Tensor:
-        gradient = tf.reshape(self._gradient, [-1, *self._window.output, self._gradient.shape[-1]])
-        return _sum_over_images(self._images, gradient, weight, self._window, self.shape)
+        return _sum_over_images(*self._kept, weight, self._window, self.shape)
 
-    def of_rows(self, keep: tf.Tensor) -> Use:
-        images, gradient = zeroed(self._images, keep), zeroed(self._gradient, keep)
-        return PatchProduct(images, gradient, self.shape, self._window, whole=self._whole)
+    def kept_rows(self) -> list[tf.Tensor]:
+        return self._kept
+
+    def numbers_a_row(self) -> int:
+        return super().numbers_a_row() + int(self._received.shape[1:].num_elements())
+
+    def of(self, kept: Sequence[tf.Tensor]) -> Product:
+        return PatchProduct(*kept, self.shape, self._window, whole=self._whole)
 
     def joined(self, other: Product) -> Product:
         plain = Product(self._received, self._gradient, self.shape, whole=self._whole)
