@@ -64,6 +64,7 @@ CASES = {
     "DepthwiseConv1D": (lambda: L.DepthwiseConv1D(3, strides=2, depth_multiplier=2), numbers(7, 3)),
     "DepthwiseConv1D, dilated": (lambda: L.DepthwiseConv1D(2, dilation_rate=2), numbers(7, 3)),
     "SeparableConv1D": (lambda: L.SeparableConv1D(4, 3, padding="same"), numbers(7, 3)),
+    "Conv3D": (lambda: L.Conv3D(4, 2, padding="same"), numbers(3, 4, 3, 2)),
     "DepthwiseConv2D": (lambda: L.DepthwiseConv2D(3, depth_multiplier=2), numbers(6, 6, 3)),
     "SeparableConv2D": (lambda: L.SeparableConv2D(4, 3, padding="same"), numbers(6, 6, 3)),
     "Embedding": (lambda: L.Embedding(5, 4), ids(7)),

@@ -21,6 +21,17 @@ def test_fit_on_the_dataset_alone_spends_the_whole_plan(box, plan):
     assert np.isfinite(history["loss"]).all()
 
 
+def test_the_first_step_is_traced_once(box, plan, monkeypatch):
+    traces = []
+    release = sdp.DPOptimizer._release
+    monkeypatch.setattr(
+        sdp.DPOptimizer, "_release", lambda *a, **k: traces.append(1) or release(*a, **k)
+    )
+    box.compiled(plan).fit(box.data(plan), verbose=0)
+    # Variables that are made inside a trace would make TensorFlow begin it anew.
+    assert len(traces) == 1
+
+
 def test_evaluate_and_predict_are_keras_own(box, plan):
     model = box.compiled(plan, metrics=["mae"])
     result = model.evaluate(box.x, box.y, verbose=0, return_dict=True)

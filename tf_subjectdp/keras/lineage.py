@@ -66,7 +66,11 @@ def _sample(variables: Sequence[tf.Variable]) -> tf.Tensor:
         if variable.shape.rank == 0:
             part = tf.reshape(variable, [1])
         else:
-            part = variable.gather_nd(_coordinates(tuple(variable.shape)))
+            # A variable that was looked up once is copied whole at each later read: those alone that
+            # the model looks up too, which is told by Keras's name for them (slots bear it as well).
+            table = variable.trainable and "embeddings" in variable.name.split("/")[-1]
+            values = variable if table else variable.read_value()
+            part = tf.gather_nd(values, _coordinates(tuple(variable.shape)))
         parts.append(part if part.dtype == tf.float32 else tf.cast(part, tf.float32))
     return tf.concat(parts, 0)
 
@@ -215,8 +219,9 @@ def _is_initial(layer: Any, initializer: Any, variable: tf.Variable) -> bool | N
         return None
     with warnings.catch_warnings(), tf.device(variable.device):
         warnings.simplefilter("ignore")  # that the values will be the same
-        initial = np.array(initializer(tuple(variable.shape), dtype=variable.dtype.name))
+        initial = initializer(tuple(variable.shape), dtype=variable.dtype.name).numpy()
     if getattr(layer, "unit_forget_bias", False) and initializer is layer.bias_initializer:
+        initial = initial.copy()
         initial[..., layer.units : 2 * layer.units] = 1.0
     now, initial, scale = variable.numpy().ravel(), initial.ravel(), 1.0
     if random is int:

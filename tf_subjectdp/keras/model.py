@@ -256,6 +256,9 @@ class PrivateModel(SavesPrivacyState, tf.keras.Model):
             raise ValueError("the model has no trainable weights; nothing can be trained.")
         self._statistics.written = validation.check_forward_pass(self.inner_model, x_spec)
         self.make_optimizer_variables()
+        optimizer.make_step_variables(
+            self.trainable_variables, [v for v, _ in self._statistics.written], layers
+        )
         self._checked_spec = (x_spec, y_spec, trainable)
         if self._statistics.written or optimizer.algorithm.inner is not None:
             self._engine_choice = (None, clipping.PART_UPDATES)

@@ -169,8 +169,7 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
         variables = list(variables)
         with tf.init_scope():
             self.build(variables)
-        kept = [*variables, *(v for v, _ in statistics)]
-        written = self._lineage.stepped(kept, layers, self._slots(variables))
+        written = self._followed(variables, [v for v, _ in statistics], layers)
         written.before_step()
         if counted is None:
             counted = self._count(after, draw, seeded)
@@ -208,6 +207,18 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             and v.shape.num_elements()
             and v.name.split("/")[-1].split(":")[0] not in names
         ]
+
+    def make_step_variables(
+        self, variables: Sequence[Any], statistics: Sequence[Any], layers: Sequence[Any]
+    ) -> None:
+        """Makes what a step keeps before it is traced: TensorFlow traces a function that makes variables
+        a second time. Args: as in `_release`, the statistics without their momentum."""
+        pairs = [(variable, None) for variable in statistics]
+        self._parts.engine(self.algorithm.inner, variables, pairs)
+        self._followed(variables, statistics, layers)
+
+    def _followed(self, variables, statistics, layers) -> Any:
+        return self._lineage.stepped([*variables, *statistics], layers, self._slots(variables))
 
     def _count(self, after: Sequence[Any], draw: Draw | None, seeded: tf.Tensor) -> list[Any]:
         with tf.control_dependencies(after):

@@ -7,14 +7,16 @@ output. The patches are never all held at once: they are laid out along the wind
 window's height is walked through by shifted views; of images, a block at a time.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_subjectdp.clipping import norms
 from tf_subjectdp.clipping.norm_only.groups import Groups
-from tf_subjectdp.clipping.norm_only.products import Product
-from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Use, zeroed
+from tf_subjectdp.clipping.norm_only.products import Product, product
+from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Use
 
 # Images a block: what they need at once stays in memory that is used again, not new at each step.
 _BLOCK_ELEMENTS = 16 * 2**20
@@ -22,24 +24,24 @@ _LARGEST_BLOCK = 128
 
 
 class Window(NamedTuple):
-    """How a kernel moves over images, all sizes (height, width)."""
+    """How a kernel moves over images, all sizes (height, width); over volumes, (depth, height, width)."""
 
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
-    dilations: tuple[int, int]
-    before: tuple[int, int]
-    after: tuple[int, int]
-    output: tuple[int, int]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    output: tuple[int, ...]
 
     @classmethod
     def of(cls, inputs: tf.Tensor, kernel_shape: Any, *, strides, padding, dilations=(1, 1)):
-        """The window of `tf.nn.conv2d` with these options; ValueError if a size is unknown."""
-        sizes = inputs.shape[1:3]
+        """The window of `tf.nn.convolution` with these options; ValueError if a size is unknown."""
+        sizes = inputs.shape[1:-1]
         if None in tuple(sizes):
             raise ValueError(f"images of shape {inputs.shape[1:]} have no fixed size")
         before, after, output = [], [], []
         for size, kernel, stride, dilation in zip(
-            sizes, kernel_shape[:2], strides, dilations, strict=True
+            sizes, kernel_shape[:-2], strides, dilations, strict=True
         ):
             extent = (kernel - 1) * dilation + 1
             if padding.upper() == "SAME":
@@ -50,7 +52,7 @@ class Window(NamedTuple):
             before.append(missing // 2)
             after.append(missing - missing // 2)
             output.append(count)
-        kernel = tuple(int(k) for k in kernel_shape[:2])
+        kernel = tuple(int(k) for k in kernel_shape[:-2])
         return cls(
             kernel, tuple(strides), tuple(dilations), tuple(before), tuple(after), tuple(output)
         )
@@ -58,7 +60,7 @@ class Window(NamedTuple):
     @property
     def positions(self) -> int:
         """Places at which the kernel is applied to an image."""
-        return self.output[0] * self.output[1]
+        return math.prod(self.output)
 
 
 def _padded(images: tf.Tensor, window: Window) -> tf.Tensor:
@@ -67,24 +69,29 @@ def _padded(images: tf.Tensor, window: Window) -> tf.Tensor:
 
 
 def _along(images: tf.Tensor, window: Window, axis: int, number: int) -> tf.Tensor:
-    """What the `number`-th entry of the kernel's height (axis 0) or width (axis 1) meets."""
+    """What the `number`-th entry of the kernel's height (axis 0), width (axis 1) or so meets."""
     begin = number * window.dilations[axis]
     stride = window.strides[axis]
     end = begin + (window.output[axis] - 1) * stride + 1
-    return images[:, begin:end:stride] if axis == 0 else images[:, :, begin:end:stride]
+    return images[(slice(None),) * (axis + 1) + (slice(begin, end, stride),)]
+
+
+def _beside(images: tf.Tensor, window: Window, axis: int) -> tf.Tensor:
+    """What all entries along one of the kernel's axes meet, side by side in the last axis."""
+    return tf.concat([_along(images, window, axis, i) for i in range(window.kernel[axis])], -1)
 
 
 def _row_patches(images: tf.Tensor, window: Window) -> tf.Tensor:
     """[n, h, w, c] -> [n, padded h, output w, kernel w * c]."""
-    images = _padded(images, window)
-    return tf.concat([_along(images, window, 1, j) for j in range(window.kernel[1])], axis=-1)
+    return _beside(_padded(images, window), window, 1)
 
 
 def patches(images: tf.Tensor, window: Window) -> tf.Tensor:
     """Every patch as a vector, [n, positions, kernel h * kernel w * c]."""
-    wide = _row_patches(images, window)
-    both = tf.concat([_along(wide, window, 0, i) for i in range(window.kernel[0])], axis=-1)
-    return tf.reshape(both, [-1, window.positions, both.shape[-1]])
+    found = _padded(images, window)
+    for axis in reversed(range(len(window.kernel))):
+        found = _beside(found, window, axis)
+    return tf.reshape(found, [-1, window.positions, found.shape[-1]])
 
 
 def image_gradients(images: tf.Tensor, gradient: tf.Tensor, window: Window) -> tf.Tensor:
@@ -219,9 +226,8 @@ class ImageGradients(Use):
     def numbers_a_row(self) -> int:
         return super().numbers_a_row() + self.shape.num_elements()
 
-    def of_rows(self, keep: tf.Tensor) -> Use:
-        images, gradient = (zeroed(t, keep) for t in self.kept_rows())
-        return ImageGradients(images, gradient, self.shape, self._window)
+    def of(self, kept: Sequence[tf.Tensor]) -> Use:
+        return ImageGradients(*kept, self.shape, self._window)
 
 
 class PatchProduct(Product):
@@ -230,16 +236,20 @@ class PatchProduct(Product):
     def __init__(self, images, gradient, shape, window: Window, *, whole: bool = False):
         flat = tf.reshape(gradient, [-1, window.positions, gradient.shape[-1]])
         super().__init__(patches(images, window), flat, shape, whole=whole)
-        self._images = tf.cast(images, tf.float32)
+        self._kept = [tf.cast(images, tf.float32), tf.cast(gradient, tf.float32)]
         self._window = window
 
     def weighted(self, weight: tf.Tensor) -> tf.Tensor:
-        gradient = tf.reshape(self._gradient, [-1, *self._window.output, self._gradient.shape[-1]])
-        return _sum_over_images(self._images, gradient, weight, self._window, self.shape)
+        return _sum_over_images(*self._kept, weight, self._window, self.shape)
 
-    def of_rows(self, keep: tf.Tensor) -> Use:
-        images, gradient = zeroed(self._images, keep), zeroed(self._gradient, keep)
-        return PatchProduct(images, gradient, self.shape, self._window, whole=self._whole)
+    def kept_rows(self) -> list[tf.Tensor]:
+        return self._kept
+
+    def numbers_a_row(self) -> int:
+        return super().numbers_a_row() + int(self._received.shape[1:].num_elements())
+
+    def of(self, kept: Sequence[tf.Tensor]) -> Product:
+        return PatchProduct(*kept, self.shape, self._window, whole=self._whole)
 
     def joined(self, other: Product) -> Product:
         plain = Product(self._received, self._gradient, self.shape, whole=self._whole)
@@ -263,19 +273,21 @@ def use(
     return ImageGradients(images, gradient, shape, window)
 
 
-def use_in_groups(
+def use_of_patches(
     images: tf.Tensor, gradient: tf.Tensor, shape: Any, window: Window, groups: int
 ) -> Use:
-    """The use of a kernel [h, w, c / groups, o] or [w, c / groups, o], each group of channels alone."""
-    images, gradient = tf.cast(images, tf.float32), tf.cast(gradient, tf.float32)
-    wide, outer = _row_patches(images, window), gradient.shape[-1] // groups
-    flat = tf.reshape(gradient, [-1, window.positions, groups, outer])
-    inner = [window.kernel[1], groups, images.shape[-1] // groups]
-    rows = []
-    for i in range(window.kernel[0]):
-        met = tf.reshape(_along(wide, window, 0, i), [-1, window.positions, *inner])
-        rows.append(tf.einsum("npjgc,npgo->njcgo", met, flat))
-    return ItemGradients(tf.stack(rows, axis=1), shape)
+    """The use of a kernel [..., c / groups, o] over images, sequences or volumes of any rank, each group
+    of channels alone; all patches are held."""
+    parts = []
+    for met, given in zip(
+        tf.split(images, groups, -1), tf.split(gradient, groups, -1), strict=True
+    ):
+        flat = tf.reshape(given, [-1, window.positions, given.shape[-1]])
+        parts.append((patches(met, window), flat))
+    if groups == 1:
+        return product(*parts[0], shape)
+    each = [Product(*part, [*shape[:-1], shape[-1] // groups]).item_gradients() for part in parts]
+    return ItemGradients(tf.concat(each, -1), shape)
 
 
 def depthwise_use(images: tf.Tensor, gradient: tf.Tensor, shape: Any, window: Window) -> Use:

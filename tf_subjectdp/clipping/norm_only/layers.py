@@ -106,6 +106,14 @@ def conv1d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
     return _finished(layer, record, outputs[:, 0])
 
 
+@register_norm_rule(_layers.Conv3D)
+def conv3d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
+    """y = activation(x * W + b) over volumes."""
+    inputs, options = _images(layer, inputs, rank=5)
+    outputs = record.convolution(inputs, layer.kernel, **options)
+    return _finished(layer, record, outputs)
+
+
 @register_norm_rule(_layers.DepthwiseConv2D)
 def depthwise_conv2d(layer: Any, record: Record, inputs: tf.Tensor) -> tf.Tensor:
     """Every channel convolved alone."""

@@ -11,6 +11,7 @@ norm (`uses.longer`).
 """
 
 import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -22,7 +23,6 @@ from tf_subjectdp.clipping.norm_only.uses import (
     Use,
     as_matrix,
     longer,
-    zeroed,
 )
 
 # What float32 may lose of a square below its smallest numbers, in the square and in the sum.
@@ -69,30 +69,29 @@ class Product(Use):
             self._grams[key] = _gram(tensor)
         return self._grams[key]
 
-    def _floor(self, received_squares, gradient_squares):
-        """Squares of the two factors, with what float32 may have lost below its smallest numbers."""
-        received = received_squares + self._received.shape[-1] * _TINY
-        gradient = gradient_squares + self._gradient.shape[-1] * _TINY
-        return received, gradient
-
     def item_squares(self) -> tf.Tensor:
         if not self._sequence:
             return math.prod(self._factor_squares())
-        if not self._whole and pairs_cost_more(*self.kept_rows(), price=_WIDE_COST):
+        if not self._whole and pairs_cost_more(self._received, self._gradient, price=_WIDE_COST):
             return self._squares_of_item_gradients()
         received, gradient = self._gram(self._received), self._gram(self._gradient)
         squares = tf.reduce_sum(received * gradient, axis=[1, 2])
-        lengths = tf.reduce_sum(self._lengths(received, gradient), axis=1)
-        return self._upwards(squares, lengths, tf.shape(self._received)[1])
+        return self._upwards(squares, self._lengths(), tf.shape(self._received)[1])
 
-    def _factor_squares(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Squares of the last axis of both factors, flat: float64 [n] or [n t] each."""
-        return self._floor(
-            *(
-                norms.squares_of_rows(tf.reshape(t, [-1, t.shape[-1]]), one_pass=not self._whole)
-                for t in self.kept_rows()
-            )
-        )
+    def _factor_squares(self) -> list[tf.Tensor]:
+        """Squares of the last axis of both factors, flat: float64 [n] or [n t] each; with what float32
+        may have lost below its smallest numbers."""
+        flat = [tf.reshape(t, [-1, t.shape[-1]]) for t in (self._received, self._gradient)]
+        return [
+            norms.squares_of_rows(t, one_pass=not self._whole) + t.shape[-1] * _TINY for t in flat
+        ]
+
+    def _lengths(self) -> tf.Tensor:
+        """Norms of the rows' gradients, float64 [n]; of a sequence, the sum of its positions' norms."""
+        lengths = tf.sqrt(math.prod(self._factor_squares()))
+        if not self._sequence:
+            return lengths
+        return tf.reduce_sum(tf.reshape(lengths, tf.shape(self._received)[:2]), axis=1)
 
     def _upwards(self, squares, lengths, terms) -> tf.Tensor:
         """Squares of sums of terms from float64 products of pairs, with what these and the step may lose.
@@ -104,11 +103,6 @@ class Product(Use):
         pairs = tf.square(tf.cast(terms, _WIDE))
         squares += 2.0 * _ROUNDING * (pairs + entries + 4) * tf.square(lengths)
         return longer(tf.maximum(squares, 0.0), lengths, terms, in_blocks=True)
-
-    def _position_lengths(self) -> tf.Tensor:
-        """The sum of the norms of each row's own terms: float64 [n]."""
-        lengths = math.prod(tf.sqrt(t) for t in self._factor_squares())
-        return tf.reduce_sum(tf.reshape(lengths, tf.shape(self._received)[:2]), axis=1)
 
     def _squares_of_item_gradients(self) -> tf.Tensor:
         """Forms the gradients of some rows at a time."""
@@ -125,53 +119,40 @@ class Product(Use):
         _, squares = tf.while_loop(
             lambda at, _: at < number, body, (tf.constant(0), squares), parallel_iterations=1
         )
-        lengths, terms = self._position_lengths(), tf.shape(self._received)[1]
+        lengths, terms = self._lengths(), tf.shape(self._received)[1]
         return longer(squares.concat(), lengths, terms, sums=2, in_blocks=True)
 
     def group_squares(self, groups: Groups) -> tf.Tensor:
+        lengths = groups.sums(self._lengths() * tf.cast(tf.abs(groups.scale), _WIDE))
         if self._sequence:
-            return self._squares_of_group_gradients(groups)
+            terms = groups.sizes * tf.cast(tf.shape(self._received)[1], tf.float32)
+            squares = self._formed_group_squares(groups)
+            return longer(squares, lengths, terms, sums=2, in_blocks=True)
         if not groups.sorted:
-            return self._squares_of_all_pairs(groups)
-        return tf.cond(
-            groups.blocks().less,
-            lambda: self._squares_of_blocks(groups),
-            lambda: self._squares_of_all_pairs(groups),
-        )
+            squares = self._squares_of_all_pairs(groups)
+        else:
+            squares = tf.cond(
+                groups.blocks().less,
+                lambda: self._squares_of_blocks(groups),
+                lambda: self._squares_of_all_pairs(groups),
+            )
+        return self._upwards(squares, lengths, groups.sizes)
 
     def _squares_of_blocks(self, groups: Groups) -> tf.Tensor:
         """Pairs of rows within each group alone."""
-        squares, lengths = [], []
+        squares = []
         for place, scale in groups.blocks().rows:
             scale = tf.cast(scale, _WIDE)
-            received, gradient = (_gram(tf.gather(t, place)) for t in self.kept_rows())
-            pairs = received * gradient * (scale[:, :, tf.newaxis] * scale[:, tf.newaxis])
+            pairs = scale[:, :, tf.newaxis] * scale[:, tf.newaxis]
+            for factor in (self._received, self._gradient):
+                pairs *= _gram(tf.gather(factor, place))
             squares.append(tf.reduce_sum(pairs, axis=[1, 2]))
-            each = self._lengths(received, gradient) * tf.abs(scale)
-            lengths.append(tf.reduce_sum(each, axis=1))
-        order = groups.blocks().order
-        squares, lengths = (tf.gather(tf.concat(t, 0), order) for t in (squares, lengths))
-        return self._upwards(squares, lengths, groups.sizes)
+        return tf.gather(tf.concat(squares, 0), groups.blocks().order)
 
     def _squares_of_all_pairs(self, groups: Groups) -> tf.Tensor:
         """All pairs of rows, those of two groups with weight 0."""
-        received, gradient = (_gram(factor) for factor in (self._received, self._gradient))
-        pairs = tf.cast(groups.pairs(), _WIDE)
-        per_row = tf.reduce_sum(received * gradient * pairs, axis=1)
-        lengths = self._lengths(received, gradient) * tf.abs(tf.cast(groups.scale, _WIDE))
-        real = tf.cast(groups.of_row >= 0, _WIDE)
-        sums = groups.sums(tf.stack([per_row * real, lengths * real], axis=1))
-        return self._upwards(sums[:, 0], sums[:, 1], groups.sizes)
-
-    def _lengths(self, received: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-        """The norm of each row's own gradient, or of each position's, from the products."""
-        factors = self._floor(tf.linalg.diag_part(received), tf.linalg.diag_part(gradient))
-        return tf.sqrt(factors[0]) * tf.sqrt(factors[1])
-
-    def _squares_of_group_gradients(self, groups: Groups) -> tf.Tensor:
-        lengths = groups.sums(self._position_lengths() * tf.cast(tf.abs(groups.scale), _WIDE))
-        terms = groups.sizes * tf.cast(tf.shape(self._received)[1], tf.float32)
-        return longer(self._formed_group_squares(groups), lengths, terms, sums=2, in_blocks=True)
+        pairs = tf.cast(groups.pairs(), _WIDE) * _gram(self._received) * _gram(self._gradient)
+        return groups.sums(tf.reduce_sum(pairs, axis=1))
 
     def _formed_group_squares(self, groups: Groups) -> tf.Tensor:
         if not groups.sorted:
@@ -226,12 +207,9 @@ class Product(Use):
     def kept_rows(self) -> list[tf.Tensor]:
         return [self._received, self._gradient]
 
-    def _with(self, received: tf.Tensor, gradient: tf.Tensor) -> "Product":
-        return Product(received, gradient, self.shape, swapped=self._swapped, whole=self._whole)
-
-    def of_rows(self, keep: tf.Tensor) -> Use:
-        received, gradient = (zeroed(t, keep) for t in self.kept_rows())
-        return self._with(received, gradient)
+    def of(self, kept: Sequence[tf.Tensor]) -> "Product":
+        options = {"swapped": self._swapped, "grams": self._grams, "whole": self._whole}
+        return Product(*kept, self.shape, **options)
 
     def joined(self, other: "Product") -> "Product":
         """The use of one weight at two places, as one: their positions side by side."""
@@ -240,7 +218,7 @@ class Product(Use):
             parts = (use._received, use._gradient)
             sequences.append([t if use._sequence else t[:, tf.newaxis] for t in parts])
         received, gradient = (tf.concat(pair, axis=1) for pair in zip(*sequences, strict=True))
-        return self._with(received, gradient)
+        return self.of((received, gradient))
 
     def joins(self, other: Use) -> bool:
         """Whether `joined` can take it."""

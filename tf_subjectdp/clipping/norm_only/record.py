@@ -243,12 +243,12 @@ class Record:
         inputs: tf.Tensor,
         kernel: Any,
         *,
-        strides: tuple[int, int],
+        strides: tuple[int, ...],
         padding: str,
-        dilations: tuple[int, int],
+        dilations: tuple[int, ...],
     ) -> tf.Tensor:
         """`tf.nn.convolution` of images [n, h, w, c] with a kernel [kh, kw, c / groups, o] or, for
-        images of height 1, [kw, c / groups, o]; NoRule if their size is unknown."""
+        images of height 1, [kw, c / groups, o]; of volumes alike; NoRule if their size is unknown."""
         value = self.value(kernel, inputs.dtype)
         value = value[tf.newaxis] if value.shape.rank == 3 else value
         options = {"strides": strides, "padding": padding, "dilations": dilations}
@@ -257,12 +257,12 @@ class Record:
         # Not `tf.nn.conv2d`: CPUs may lack the gradients of one with dilation or with groups.
         parts = zip(tf.split(inputs, groups, -1), tf.split(value, groups, -1), strict=True)
         output = tf.concat([tf.nn.convolution(x, w, **options) for x, w in parts], -1)
-        if groups > 1:
+        if groups > 1 or inputs.shape.rank == 5:
             return self._noted(
                 kernel,
                 inputs,
                 output,
-                lambda d: convolution.use_in_groups(inputs, d, shape, window, groups),
+                lambda d: convolution.use_of_patches(inputs, d, shape, window, groups),
             )
         return self._noted(
             kernel,

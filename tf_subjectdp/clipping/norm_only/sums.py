@@ -13,7 +13,7 @@ from tf_subjectdp.clipping import norms
 from tf_subjectdp.clipping.norm_only.groups import Groups
 from tf_subjectdp.clipping.norm_only.passes import Pass, as_written
 from tf_subjectdp.clipping.norm_only.record import identity_of
-from tf_subjectdp.clipping.norm_only.uses import Use, as_matrix
+from tf_subjectdp.clipping.norm_only.uses import Use, as_matrix, zeroed
 from tf_subjectdp.clipping.partition import BatchPartition
 
 
@@ -44,13 +44,15 @@ def sum_of_chunk(
       counts as zero, and so does one (or a group) whose squares overflow float32
       (`norms.squares_of_rows`: entries above 1e18).
     """
-    given = (variables, partition, clip_norm)
-    total, counts, finite = sum_of_uses(passed.uses, *given, in_order=in_order)
+    summed = _of_kept(
+        passed.uses,
+        lambda uses: sum_of_uses(uses, variables, partition, clip_norm, in_order=in_order),
+    )
+    total, counts, finite = summed()
 
     def without_bad_rows():
         keep = finite_rows(passed.uses)
-        kept = {k: use.of_rows(keep) for k, use in passed.uses.items()}
-        total, counts, finite = sum_of_uses(kept, *given, in_order=in_order)
+        total, counts, finite = summed(keep)
         return total, tf.concat([counts, [count_bad(keep, partition, finite)]], 0)
 
     # Nearly always nothing is to be left out.
@@ -59,6 +61,27 @@ def sum_of_chunk(
         lambda: (total, tf.concat([counts, [0.0]], 0)),
         rarely(without_bad_rows),
     )
+
+
+def _of_kept(uses_of: dict[int, Use], function: Callable[[dict[int, Use]], Any]) -> Callable:
+    """`function` of all rows, or of those alone that are to be kept (bool [n]); traced once for both."""
+    # What several uses share stays one tensor, whose products with itself are made once.
+    shared = {id(t): t for use in uses_of.values() for t in use.kept_rows()}
+
+    @tf.function(
+        autograph=False, input_signature=[[tf.TensorSpec.from_tensor(t) for t in shared.values()]]
+    )
+    def traced(tensors):
+        given = dict(zip(shared, tensors, strict=True))
+        return function(
+            {k: use.of([given[id(t)] for t in use.kept_rows()]) for k, use in uses_of.items()}
+        )
+
+    def call(keep: tf.Tensor | None = None):
+        tensors = list(shared.values())
+        return traced(tensors if keep is None else [zeroed(t, keep) for t in tensors])
+
+    return call
 
 
 def count_bad(keep: tf.Tensor, partition: BatchPartition, finite: tf.Tensor) -> tf.Tensor:
@@ -136,18 +159,19 @@ def unclipped_sum(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """The scaled sum of the gradients of a chunk's rows, and how many counted as zero: not finite."""
 
-    def summed(uses_of):
+    def sum_of(uses_of):
         uses = (uses_of.get(identity_of(v)) for v in variables)
         return [
             tf.zeros(v.shape) if use is None else use.weighted_alone(scale)
             for use, v in zip(uses, variables, strict=True)
         ]
 
+    summed = _of_kept(uses_of, sum_of)
+
     def without_bad_rows():
         keep = finite_rows(uses_of)
-        total = summed({k: use.of_rows(keep) for k, use in uses_of.items()})
-        return total, tf.reduce_sum(tf.cast(~keep, tf.float32))
+        return summed(keep), tf.reduce_sum(tf.cast(~keep, tf.float32))
 
-    total = summed(uses_of)
+    total = summed()
     finite = tf.reduce_all([tf.math.is_finite(tf.reduce_sum(t)) for t in total])
     return tf.cond(finite, lambda: (total, tf.constant(0.0)), rarely(without_bad_rows))

@@ -70,8 +70,12 @@ class Use(abc.ABC):
         return total
 
     @abc.abstractmethod
+    def of(self, kept: Sequence[tf.Tensor]) -> "Use":
+        """The same use, with these in place of `kept_rows`."""
+
     def of_rows(self, keep: tf.Tensor) -> "Use":
         """The same use with the rows where `keep` (bool [n]) is False as if their gradient were 0."""
+        return self.of([zeroed(tensor, keep) for tensor in self.kept_rows()])
 
 
 def as_matrix(tensor: tf.Tensor) -> tf.Tensor:
@@ -149,8 +153,8 @@ class ItemGradients(Use):
     def kept_rows(self) -> list[tf.Tensor]:
         return [self._gradients]
 
-    def of_rows(self, keep: tf.Tensor) -> Use:
-        return ItemGradients(zeroed(self._gradients, keep), self.shape)
+    def of(self, kept: Sequence[tf.Tensor]) -> Use:
+        return ItemGradients(kept[0], self.shape)
 
 
 class Lookups(Use):
@@ -222,8 +226,8 @@ class Lookups(Use):
     def kept_rows(self) -> list[tf.Tensor]:
         return [self._gradient]
 
-    def of_rows(self, keep: tf.Tensor) -> Use:
-        return Lookups(self._ids, zeroed(self._gradient, keep), self.shape)
+    def of(self, kept: Sequence[tf.Tensor]) -> Use:
+        return Lookups(self._ids, kept[0], self.shape)
 
     def joined(self, other: "Lookups") -> "Lookups":
         """The use of one table at two places, as one."""
