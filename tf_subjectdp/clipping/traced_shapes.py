@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_subjectdp.clipping.norm_only.row_wise_functions import function_body
+from tf_subjectdp.clipping.norm_only.row_wise import function_body
 
 # In place of an inner length that the batches leave open: long enough for poolings and windows.
 _LENGTH = 64

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_subjectdp.clipping.norm_only.row_wise import Proof
-from tf_subjectdp.clipping.norm_only.row_wise_functions import LOOKS
-from tf_subjectdp.clipping.norm_only.row_wise_values import Mixed, Rows, is_constant
+from tf_subjectdp.clipping.norm_only.row_wise import LOOKS, Proof
+from tf_subjectdp.clipping.norm_only.row_wise_rules import Mixed, Rows, is_constant
 
 # Every entry of the output is made of one entry of each input, which are broadcast against each other.
 _ELEMENTWISE = frozenset(

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_subjectdp.clipping.norm_only import convolution
 from tf_subjectdp.clipping.norm_only.products import product
 from tf_subjectdp.clipping.norm_only.row_wise import Proof
-from tf_subjectdp.clipping.norm_only.row_wise_values import is_constant
+from tf_subjectdp.clipping.norm_only.row_wise_rules import is_constant
 from tf_subjectdp.clipping.norm_only.uses import ItemGradients, Lookups, Use, one_use
 from tf_subjectdp.clipping.variables import raw
 

@@ -5,28 +5,16 @@ The norm-only engine runs the model once over the whole batch and reads the norm
 from row i. That is item i's gradient only if row i of every tensor depends on row i of the batch
 alone; else one person's record has a part in what is clipped as another's, and the guarantee is gone.
 So the computation is walked backwards from its outputs, every tensor gets one of the states of
-`row_wise_values` by the rules of `row_wise_ops`, and what no rule proves is refused.
+`row_wise_rules` by the rules there, and what no rule proves is refused.
 """
 
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tf_subjectdp.clipping.norm_only import row_wise_ops, row_wise_shapes  # noqa: F401 - their rules
-from tf_subjectdp.clipping.norm_only.row_wise_conditions import RULES
-from tf_subjectdp.clipping.norm_only.row_wise_functions import (
-    ASSIGNS,
-    BRANCHES,
-    CALLS,
-    LOOKS,
-    READS,
-    function_body,
-    moves_on,
-    only_reads,
-)
-from tf_subjectdp.clipping.norm_only.row_wise_sizes import size_state
-from tf_subjectdp.clipping.norm_only.row_wise_values import (
+from tf_subjectdp.clipping.norm_only.row_wise_rules import (
     ONE,
+    RULES,
     Constant,
     Mixed,
     Node,
@@ -35,7 +23,62 @@ from tf_subjectdp.clipping.norm_only.row_wise_values import (
     Size,
     State,
     is_constant,
+    size_state,
 )
+
+CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+BRANCHES = frozenset(
+    {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "For", "MapDefun"}
+)
+READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
+LOOKS = READS | {"VariableShape", "VarIsInitializedOp"}
+ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+
+
+def function_body(graph: tf.Graph, name: str) -> tf.Graph | None:
+    """The body of a function of the graph's library; None where TensorFlow does not show it."""
+    find = getattr(graph, "_get_function", None)
+    body = getattr(find(name), "graph", None) if find else None
+    return body if hasattr(body, "inputs") and hasattr(body, "outputs") else None
+
+
+def only_reads(graph: tf.Graph, op: tf.Operation) -> bool:
+    """Whether no function that an operation names, and none that those name, writes to a variable."""
+    stack, seen = [(graph, op)], set()
+    while stack:
+        graph, op = stack.pop()
+        names = [a.func.name for a in op.node_def.attr.values() if a.HasField("func")]
+        names += [f.name for a in op.node_def.attr.values() for f in a.list.func]
+        for name in set(names) - seen:
+            seen.add(name)
+            body = function_body(graph, name)
+            if body is None:
+                return False
+            for inner in body.get_operations():
+                if inner.type in CALLS | BRANCHES:
+                    stack.append((body, inner))
+                elif inner.type not in LOOKS and any(t.dtype == tf.resource for t in inner.inputs):
+                    return False
+    return True
+
+
+def moves_on(assignment: tf.Operation) -> bool:
+    """Whether an assignment makes a variable's new value out of its old one."""
+    if assignment.type in ("AssignAddVariableOp", "AssignSubVariableOp"):
+        return True
+    if assignment.type not in ASSIGNS:
+        return False
+    handle, stack, seen = assignment.inputs[0], [assignment.inputs[1]], set()
+    while stack:
+        tensor = stack.pop()
+        if tensor.name in seen:
+            continue
+        seen.add(tensor.name)
+        if tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle:
+            return True
+        stack.extend(tensor.op.inputs)
+    return False
+
 
 # Stateful, and yet nothing of the batch can come out of their state: a handle, and fresh draws.
 _HARMLESS = frozenset(
