@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tf_subjectdp.clipping import loop, norm_only, traced_shapes, vectorized
 from tf_subjectdp.clipping.empty import padded_if_empty
-from tf_subjectdp.clipping.norm_only import compiled
+from tf_subjectdp.clipping.norm_only.strategy import compiled_sum
 from tf_subjectdp.clipping.part_updates import PartUpdates
 from tf_subjectdp.clipping.partition import BatchPartition
 
@@ -314,9 +314,7 @@ def _compiled_sum(row_function, variables, rows, partition, clip_norm, layers) -
     empty = tf.equal(tf.shape(partition.group)[0], 0)
     group = tf.where(empty, -1, vectors[0])
     given = BatchPartition(group, *vectors[1:], partition.linear)
-    total, outputs, stats = compiled.clipped_sum(
-        row_function, variables, rows, given, clip_norm, layers
-    )
+    total, outputs, stats = compiled_sum(row_function, variables, rows, given, clip_norm, layers)
     losses, predictions = tf.nest.map_structure(lambda t: tf.gather(t, taking_part), outputs)
     return ClippedSum(total, taking_part, losses, predictions, stats[0], stats[1], stats[2])
 
