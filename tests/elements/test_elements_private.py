@@ -4,6 +4,8 @@
 Statistical tests have a fixed seed and a false-alarm rate of 1e-6 or less each.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -79,17 +81,18 @@ def test_rows_of_length_zero_or_beyond_the_ball():
 
 
 @pytest.mark.parametrize("noise, n_subjects", [(0.0, 20), (3.0, 20), (0.0, 1), (0.1, 1)])
-def test_an_iteration_is_the_docstrings(noise, n_subjects, monkeypatch):
+def test_an_iteration_is_the_docstrings(noise, n_subjects):
     rng = np.random.default_rng(0)
     n_clusters, width, radius, iterations = 3, 2, 2.0, 4
     rows = rng.normal(size=(90, width)) * 1.5
     subjects = np.arange(90) % n_subjects
     drawn = [rng.normal(size=(n_clusters, width + 1)) for _ in range(iterations)]
-    left = iter(drawn)
-    monkeypatch.setattr(private_lloyd, "normals", lambda shape, rng: next(left).reshape(shape))
+    draws = np.random.default_rng(5)
+    given = iter([draws.standard_normal((16 * n_clusters, width)), *drawn])
+    fixed = SimpleNamespace(standard_normal=lambda _: next(given), random=draws.random)
     got = private_lloyd.private_kmeans(
         rows, subjects, n_clusters, noise_multiplier=noise, radius=radius, iterations=iterations,
-        rng=np.random.default_rng(5),
+        rng=fixed,
     )  # fmt: skip
     clipped = rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True) / radius)
     centres = private_lloyd.first_centres(n_clusters, width, radius, np.random.default_rng(5))
@@ -126,31 +129,6 @@ def test_noise_of_a_release_has_the_standard_deviation_that_is_paid_for():
     statistic = variances.sum()
     low, high = stats.chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], runs)
     assert low * 0.999 < statistic < high * 1.001
-
-
-def test_normals_of_the_systems_entropy_are_normal_and_independent(monkeypatch):
-    source = np.random.default_rng(11)
-    asked = []
-
-    def urandom(size):
-        asked.append(size)
-        return source.bytes(size)
-
-    monkeypatch.setattr(private_lloyd.os, "urandom", urandom)
-    drawn = private_lloyd.normals((1000, 200), None)
-    assert asked == [8 * 200_000] and drawn.shape == (1000, 200)
-    assert stats.kstest(drawn.ravel(), "norm").pvalue > FALSE_ALARM / 3
-    low, high = stats.chi2.ppf([FALSE_ALARM / 6, 1 - FALSE_ALARM / 6], drawn.size)
-    assert low < (drawn**2).sum() < high
-    beside = (drawn[:, 1:] * drawn[:, :-1]).mean() * np.sqrt(1000 * 199)
-    assert abs(beside) < stats.norm.isf(FALSE_ALARM / 6) * 1.01
-
-
-@pytest.mark.parametrize("byte", [b"\x00", b"\xff", b"\x01"])
-def test_normals_are_finite_at_the_ends_of_the_range(monkeypatch, byte):
-    monkeypatch.setattr(private_lloyd.os, "urandom", lambda size: byte * size)
-    assert np.isfinite(private_lloyd.normals((2,), None)).all()
-    assert np.abs(private_lloyd.normals((2,), None)).max() < 9.3
 
 
 def fitted(sigma=2.0, iterations=3, seed=None, x=None, subject_id=None):

@@ -6,7 +6,6 @@ import pytest
 from scipy import sparse
 
 from tf_subjectdp import release
-from tf_subjectdp.release import noise
 
 
 def _found(extra):
@@ -46,16 +45,6 @@ def test_repeated_pairs_of_narrow_types_are_summed(kind):
     for counts in forms:
         made = release.histogram(counts, radius=1e6, noise_multiplier=0.0, n_subjects=1, n_words=1)
         assert made.estimate.tolist() == [3000.0]
-
-
-def test_noise_without_a_seed_is_the_operating_systems():
-    drawn = noise.generator(None)
-    assert not isinstance(drawn, np.random.Generator)
-    values = drawn.standard_normal(200_000)
-    # 6 standard deviations: a false alarm in 1e-9 of runs
-    assert abs(values.mean()) < 6 / np.sqrt(values.size)
-    assert abs(values.var() - 1.0) < 6 * np.sqrt(2 / values.size)
-    assert sorted(drawn.permutation(np.arange(50)).tolist()) == list(range(50))
 
 
 def test_an_epsilon_below_the_thresholds_share_is_named():

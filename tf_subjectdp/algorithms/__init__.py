@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One file an algorithm: its clipping rule, its divisor, its accounting event, the paper's lines.
 
-Knows `accounting` and `clipping`; `noise` is the one place where noise is made. TensorFlow is loaded
-when a batch is at hand.
+TensorFlow is loaded when a batch is at hand.
 """
 
 import importlib
@@ -50,5 +49,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "add_gaussian_noise":
-        return importlib.import_module("tf_subjectdp.algorithms.noise").add_gaussian_noise
+        return importlib.import_module("tf_subjectdp.noise").add_gaussian_noise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,6 +20,7 @@ from tf_subjectdp.elements import _checks, nearest, saving
 from tf_subjectdp.elements.base import TensorElements
 from tf_subjectdp.elements.lloyd import kmeans
 from tf_subjectdp.elements.private_lloyd import private_kmeans
+from tf_subjectdp.noise_numpy import FreshDraws
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -171,7 +172,7 @@ class KMeansElements(TensorElements):
         noise_multiplier = checked_noise("noise_multiplier", noise_multiplier)
         radius = _checks.positive("radius", radius)
         iterations = _checks.whole("iterations", iterations)
-        rng = None if seed is None else _checks.generator(_checks.whole("seed", seed, 0))
+        rng = FreshDraws() if seed is None else _checks.generator(_checks.whole("seed", seed, 0))
         rows = nearest.features(x, self.feature_extractor, self.batch_size)
         subjects, _ = _checks.codes(subject_id, "subject id")
         if len(subjects) != len(rows):
@@ -187,7 +188,7 @@ class KMeansElements(TensorElements):
             iterations=iterations,
             rng=rng,
         )
-        self._set(centres, Fit("paid", iterations, noise_multiplier, radius, rng is not None))
+        self._set(centres, Fit("paid", iterations, noise_multiplier, radius, seed is not None))
         return self
 
     @property

@@ -21,13 +21,12 @@ small: `width` noisy sums against one noisy count.
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
-from scipy import sparse, special
+from scipy import sparse
 from scipy.spatial import distance
 
 from tf_subjectdp.elements.nearest import nearest
+from tf_subjectdp.noise_numpy import FreshDraws
 
 # A hair below 1, above the rounding of the norms.
 _BALL = 1.0 - 1e-9
@@ -88,7 +87,7 @@ def private_kmeans(
     noise_multiplier: float,
     radius: float,
     iterations: int,
-    rng: np.random.Generator | None,
+    rng: np.random.Generator | FreshDraws,
 ) -> np.ndarray:
     """`iterations` noisy iterations from centres that are drawn without data.
 
@@ -102,7 +101,7 @@ def private_kmeans(
       noise_multiplier: sigma, at least 0.
       radius: R, public.
       iterations: at least 1.
-      rng: draws everything, for tests: NOT PRIVATE. None: noise from the operating system's entropy.
+      rng: draws everything; a `Generator` is for tests: NOT PRIVATE.
 
     Returns:
       float64 [n_clusters, width], in the ball of `radius`.
@@ -110,13 +109,11 @@ def private_kmeans(
     rows = into_ball(rows, radius)
     width = rows.shape[1]
     a, b = scales(width)
-    # Public draws have a generator of their own: who sees them must learn nothing about the noise.
-    public = np.random.default_rng() if rng is None else rng
-    centres = first_centres(n_clusters, width, radius, public)
+    centres = first_centres(n_clusters, width, radius, rng)
     for _ in range(iterations):
         ids, _ = nearest(rows, centres)
         noisy = total_contribution(rows, subjects, ids, n_clusters, radius)
-        noisy = noisy + noise_multiplier * normals(noisy.shape, rng)
+        noisy = noisy + noise_multiplier * rng.standard_normal(noisy.shape)
         counts = noisy[:, width] / b
         centres = noisy[:, :width] * (radius / a) / np.maximum(counts, 1.0)[:, None]
         centres = into_ball(centres, radius)
@@ -124,7 +121,7 @@ def private_kmeans(
 
 
 def first_centres(
-    n_clusters: int, width: int, radius: float, rng: np.random.Generator
+    n_clusters: int, width: int, radius: float, rng: np.random.Generator | FreshDraws
 ) -> np.ndarray:
     """Centres drawn without data, spread over the ball: each the furthest from those before it.
 
@@ -148,16 +145,3 @@ def first_centres(
         )
         chosen.append(int(np.argmax(squares)))
     return points[chosen]
-
-
-def normals(shape: tuple[int, ...], rng: np.random.Generator | None) -> np.ndarray:
-    """Standard normals, float64: from the operating system's entropy itself, or from `rng` in tests.
-
-    The inverse distribution function of 63 random bits, and a random sign: tails up to 9.1 standard
-    deviations. As with all noise in floating point, no claim is made about the lowest bits.
-    """
-    if rng is not None:
-        return rng.standard_normal(shape)
-    bits = np.frombuffer(os.urandom(8 * int(np.prod(shape))), np.uint64)
-    size = -special.ndtri(((bits >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-64)
-    return np.where(bits & np.uint64(1), size, -size).reshape(shape)

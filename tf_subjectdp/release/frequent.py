@@ -39,10 +39,10 @@ import numpy as np
 from scipy import special
 
 from tf_subjectdp.accounting import _checks
+from tf_subjectdp.noise_numpy import draws
 from tf_subjectdp.release import guarantees
 from tf_subjectdp.release.counting import ElementCounts, as_table
 from tf_subjectdp.release.histograms import check_max_elements, event_makers
-from tf_subjectdp.release.noise import generator
 from tf_subjectdp.release.projection import keep_elements, projected_sum
 from tf_subjectdp.release.results import (
     FRESH,
@@ -292,7 +292,7 @@ def discover_elements(
         appear = _inside("appear_probability", appear_probability, 0.5)
         sigma = guarantees.solve_noise(make, None, delta, noise_multiplier)
 
-    rng = generator(seed)
+    rng = draws(seed)
     if max_elements is not None:
         matrix = keep_elements(matrix, None, matrix.shape[1], max_elements, rng)
     total = projected_sum(matrix, None, matrix.shape[1], radius)

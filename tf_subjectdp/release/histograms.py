@@ -14,9 +14,9 @@ import dp_accounting
 import numpy as np
 
 from tf_subjectdp.accounting import _checks
+from tf_subjectdp.noise_numpy import draws
 from tf_subjectdp.release import guarantees
 from tf_subjectdp.release.counting import as_blocks, as_table, int_like
-from tf_subjectdp.release.noise import generator
 from tf_subjectdp.release.projection import keep_elements, projected_sum
 from tf_subjectdp.release.results import HistogramRelease
 
@@ -78,7 +78,7 @@ def histogram(
     sigma = guarantees.solve_noise(
         make_element if unit == "element" else make_subject, epsilon, delta, noise_multiplier
     )
-    rng = generator(seed)
+    rng = draws(seed)
     if max_elements is not None:
         matrix = keep_elements(matrix, block, n_elements, max_elements, rng)
     noised = projected_sum(matrix, block, n_elements, radius)
@@ -142,7 +142,7 @@ def user_level_histogram(
         make_element if unit == "element" else make_subject, epsilon, delta, noise_multiplier
     )
     noised = projected_sum(matrix, np.zeros(matrix.shape[1], np.int64), 1, radius)
-    noised += sigma * radius * generator(seed).standard_normal(noised.size)
+    noised += sigma * radius * draws(seed).standard_normal(noised.size)
     return HistogramRelease(
         estimate=noised / n,
         radius=radius,

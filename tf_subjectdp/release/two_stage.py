@@ -15,10 +15,10 @@ import dp_accounting
 import numpy as np
 
 from tf_subjectdp import accounting
+from tf_subjectdp.noise_numpy import draws
 from tf_subjectdp.release import guarantees
 from tf_subjectdp.release.counting import as_blocks, as_table
 from tf_subjectdp.release.histograms import check_max_elements, event_makers
-from tf_subjectdp.release.noise import generator
 from tf_subjectdp.release.projection import compressed_totals, keep_elements, projected_sum
 from tf_subjectdp.release.results import HistogramRelease
 
@@ -102,7 +102,7 @@ def two_stage_histogram(
     )
     first_sigma, second_sigma = _stages(sigma, split)
 
-    rng = generator(seed)
+    rng = draws(seed)
     if max_elements is not None:
         matrix = keep_elements(matrix, block, n_elements, max_elements, rng)
     rough = compressed_totals(matrix, block, n_elements, items)
