@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from tf_subjectdp import _validate
+
 
 class FreshDraws:
     """What one release draws, from the operating system's entropy: a `Generator` that nobody can seed."""
@@ -51,8 +53,12 @@ def draws(seed: Any) -> np.random.Generator | FreshDraws:
     """
     if seed is None:
         return FreshDraws()
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise TypeError(f"seed is {seed!r}: pass a whole number, or None outside tests.")
-    if seed < 0:
-        raise ValueError(f"seed is {seed}: it must be at least 0.")
-    return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(int(seed))))
+    seed = _validate.integer("seed", seed, 0)
+    return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(seed)))
+
+
+def public_draws(seed: Any) -> np.random.Generator:
+    """For draws that need no secret: a `Generator` as it is, one of a whole number, or fresh for None."""
+    if seed is None or isinstance(seed, np.random.Generator):
+        return np.random.default_rng(seed)
+    return np.random.default_rng(_validate.integer("seed", seed, 0))

@@ -213,7 +213,7 @@ def test_noise_is_fresh_every_time_unless_seeded():
     assert draw(seed=4).statement().count("NOT PRIVATE") == 1
     assert "NOT PRIVATE" not in draw().statement()
     for seed, error in ((-1, ValueError), (1.5, TypeError), (True, TypeError)):
-        with pytest.raises(error, match="seed is"):
+        with pytest.raises(error, match="seed must be"):
             draw(seed=seed)
 
 
@@ -320,7 +320,7 @@ def test_a_release_cannot_be_changed_and_gives_frequencies():
         ({"epsilon": 1.0}, ValueError, "needs a delta"),
         ({"noise_multiplier": 1.0, "delta": 1e-5}, ValueError, "delta goes with epsilon"),
         ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
-        ({"noise_multiplier": 1.0, "radius": 0.0}, ValueError, "radius must be above 0"),
+        ({"noise_multiplier": 1.0, "radius": 0.0}, ValueError, "radius must be"),
         ({"noise_multiplier": 1.0, "radius": math.inf}, ValueError, "radius"),
         ({"noise_multiplier": 1.0, "radius": "2"}, TypeError, "radius"),
         ({"noise_multiplier": 1.0, "unit": "subject"}, ValueError, "needs max_elements"),
