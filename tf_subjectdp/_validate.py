@@ -68,6 +68,11 @@ def between(name: str, value: Any, least: float, most: float) -> float:
     return number
 
 
+def length(name: str, value: Any) -> float:
+    """A length, from 1e-50 to 1e50: a radius, or a number of items."""
+    return between(name, value, SMALLEST_LENGTH, LARGEST_LENGTH)
+
+
 def fraction(name: str, value: Any, below: float = 1.0) -> float:
     """A number above 0 (at least 1e-50) and below `below`."""
     number = real(name, value)
