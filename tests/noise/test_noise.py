@@ -87,7 +87,7 @@ def test_noise_is_drawn_anew_in_every_pass_of_a_loop_inside_one_function():
 
 _OTHER = """
 import tensorflow as tf
-from tf_subjectdp.algorithms import add_gaussian_noise
+from tf_subjectdp.noise import add_gaussian_noise
 tf.random.set_seed(7)
 print(*add_gaussian_noise([tf.zeros([4])], 1.0)[0].numpy().tolist())
 """

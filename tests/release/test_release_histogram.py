@@ -269,7 +269,13 @@ def test_user_level_states_a_subject_added_or_removed_and_an_element_replaced():
     assert 0.99 < made.epsilon(1e-5) <= 1.0
     assert made.subject_event == accounting.subject_event(1.0, made.noise_multiplier)
     assert made.event == accounting.histogram_event(made.noise_multiplier)
-    assert "whole vector" in made.statement()
+    assert "whole vector" in made.statement() and "bound of" not in made.statement()
+
+
+def test_a_bound_above_the_number_of_elements_costs_no_more_than_all_of_them():
+    made = release.histogram(np.ones((2, 3)), radius=1.0, noise_multiplier=2.0, max_elements=50)
+    assert made.max_elements == 3
+    assert made.subject_event == accounting.subject_event(1.0, 2.0 / 3**0.5)
 
 
 def test_statement_says_unit_neighbours_and_what_is_public():
