@@ -18,8 +18,8 @@ import tensorflow as tf
 
 import tf_subjectdp as sdp
 from tf_subjectdp import clipping
-from tf_subjectdp.algorithms.normals import pairs_of_normals
 from tf_subjectdp.keras import compat
+from tf_subjectdp.noise import pairs_of_normals
 
 _LAYERS = tf.keras.layers
 # What would send data to the host and wait for it.

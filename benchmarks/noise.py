@@ -14,8 +14,7 @@ import time
 
 import tensorflow as tf
 
-from tf_subjectdp.algorithms import add_gaussian_noise
-from tf_subjectdp.clipping import fresh_seed
+from tf_subjectdp.noise import add_gaussian_noise, fresh_seed
 
 CNN = [[5, 5, 1, 32], [32], [5, 5, 32, 64], [64], [3136, 2048], [2048], [2048, 62], [62]]
 MLP = [[784, 128], [128], [128, 10], [10]]

@@ -4,7 +4,6 @@
 The draws have no seed by design; statistical tests have a false-alarm rate of 1e-6 each.
 """
 
-import os
 from collections import Counter
 
 import numpy as np
@@ -68,30 +67,3 @@ def test_random_subset_is_uniform_over_the_subsets_of_every_group():
     first, second = sorted(set(pairs[0])), sorted(set(pairs[1]))
     counts = [[table[(a, b)] for b in second] for a in first]
     assert stats.chi2_contingency(counts)[1] > FALSE_ALARM
-
-
-def seeds(function, calls=3):
-    return {tuple(function().numpy()) for _ in range(calls)}
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_fresh_seeds_never_repeat_under_set_seed(compiled):
-    found = set()
-    for _ in range(3):
-        tf.random.set_seed(12)
-        found |= seeds(tf.function(clipping.fresh_seed) if compiled else clipping.fresh_seed)
-    assert len(found) == 9
-
-
-def test_fresh_seeds_hold_more_entropy_than_tensorflow_gives_them(monkeypatch):
-    # TensorFlow seeds its non-deterministic numbers with 32 bits a process.
-    constant = tf.constant([1, 2], tf.int64)
-    monkeypatch.setattr(tf.raw_ops, "NonDeterministicInts", lambda **_: constant)
-    traces = [tf.function(clipping.fresh_seed) for _ in range(3)]
-    assert len({tuple(trace().numpy()) for trace in traces}) == 3
-    assert len(seeds(clipping.fresh_seed)) == 3
-
-
-def test_fresh_seeds_differ_between_the_calls_of_one_trace(monkeypatch):
-    monkeypatch.setattr(os, "urandom", lambda size: bytes(size))
-    assert len(seeds(tf.function(clipping.fresh_seed))) == 3

@@ -5,7 +5,6 @@ Statistical tests have a fixed seed and a false-alarm rate of 1e-6 or less each.
 """
 
 import json
-import re
 import subprocess
 import sys
 
@@ -18,7 +17,7 @@ from scipy import stats
 from scipy.cluster import vq
 
 from tf_subjectdp import accounting
-from tf_subjectdp.elements import KMeansElements, lloyd, nearest
+from tf_subjectdp.elements import KMeansElements, clusters, kmeans
 
 FALSE_ALARM = 1e-6
 
@@ -64,8 +63,8 @@ def test_separated_blobs_are_the_elements_whatever_the_seed():
 def test_one_start_is_lloyds_algorithm_from_its_seeds():
     x = np.random.default_rng(3).normal(size=(200, 4))
     x -= x.mean(axis=0)
-    first = lloyd.seeds(x, 7, np.random.default_rng(1))
-    centres, inertia = lloyd._settled(x, first.copy(), 5)
+    first = kmeans.seeds(x, 7, np.random.default_rng(1))
+    centres, inertia = kmeans._settled(x, first.copy(), 5)
     expected = lloyd_oracle(x, first, 5)
     np.testing.assert_allclose(centres, expected, rtol=1e-9, atol=1e-12)
     assert inertia == pytest.approx(squares_of(x, expected).min(axis=1).sum(), rel=1e-9)
@@ -86,10 +85,10 @@ def test_a_fit_is_a_fixed_point_and_no_worse_than_scipys_own():
 def test_the_best_of_the_starts_is_kept():
     x = np.random.default_rng(5).normal(size=(300, 2))
     alone = [
-        lloyd.kmeans(x, 9, 1, 50, rng)[1] for rng in [np.random.default_rng(2)] for _ in range(4)
+        kmeans.kmeans(x, 9, 1, 50, rng)[1] for rng in [np.random.default_rng(2)] for _ in range(4)
     ]
     assert len(set(alone)) > 1, "or this tests nothing"
-    assert lloyd.kmeans(x, 9, 4, 50, np.random.default_rng(2))[1] == pytest.approx(min(alone))
+    assert kmeans.kmeans(x, 9, 4, 50, np.random.default_rng(2))[1] == pytest.approx(min(alone))
 
 
 def test_seeds_are_drawn_by_their_squared_distance():
@@ -97,7 +96,7 @@ def test_seeds_are_drawn_by_their_squared_distance():
     rng, times = np.random.default_rng(0), 8_000
     firsts, seconds = np.zeros(5), np.zeros((5, 5))
     for _ in range(times):
-        one, two = lloyd.seeds(x + np.arange(5)[:, None] * 1e-9, 2, rng)[:, 0]
+        one, two = kmeans.seeds(x + np.arange(5)[:, None] * 1e-9, 2, rng)[:, 0]
         i, j = np.rint((one % 0.5) * 1e9).astype(int), np.rint((two % 0.5) * 1e9).astype(int)
         firsts[i] += 1
         seconds[i, j] += 1
@@ -130,8 +129,8 @@ def test_no_cluster_is_left_empty_where_there_are_rows_enough(x, n_clusters):
 def test_a_cluster_that_lloyd_leaves_empty_moves_to_the_furthest_row():
     x, _ = blobs(3)
     start = np.concatenate([x[:2], np.full((1, 3), 1e6)])
-    centres, inertia = lloyd._settled(x, start, 5)
-    assert np.bincount(nearest.nearest(x, centres)[0], minlength=3).min() > 0
+    centres, inertia = kmeans._settled(x, start, 5)
+    assert np.bincount(kmeans.nearest(x, centres)[0], minlength=3).min() > 0
     assert inertia < squares_of(x, lloyd_oracle(x, start, 10)).min(axis=1).sum()
 
 
@@ -178,7 +177,7 @@ def test_the_nearest_centre_is_the_oracles_and_ties_go_to_the_lowest_number(
     small = st.integers(-4, 4).map(float)
     x = data.draw(hnp.arrays(np.float64, (data.draw(st.integers(0, 9)), width), elements=small))
     centres = data.draw(hnp.arrays(np.float64, (n_clusters, width), elements=small))
-    ids, squares = nearest.nearest(x, centres)
+    ids, squares = kmeans.nearest(x, centres)
     expected = squares_of(x, centres)  # exact, and so are its ties
     assert np.array_equal(ids, expected.argmin(axis=1)) and ids.dtype == np.int64
     assert np.array_equal(squares, expected.min(axis=1))
@@ -188,9 +187,9 @@ def test_ties_that_only_rounding_breaks_are_ties():
     # the row is as far from one as from the other in numbers with commas, not in float64
     centres = np.array([[0.3], [0.1]])
     assert abs(0.2 - 0.3) != abs(0.2 - 0.1)
-    assert nearest.nearest(np.array([[0.2]]), centres)[0].tolist() == [0]
-    assert nearest.nearest(np.array([[0.2]]), centres[::-1])[0].tolist() == [0]
-    assert nearest.nearest(np.array([[0.2 - 1e-8]]), centres)[0].tolist() == [1]
+    assert kmeans.nearest(np.array([[0.2]]), centres)[0].tolist() == [0]
+    assert kmeans.nearest(np.array([[0.2]]), centres[::-1])[0].tolist() == [0]
+    assert kmeans.nearest(np.array([[0.2 - 1e-8]]), centres)[0].tolist() == [1]
 
 
 def test_ids_do_not_depend_on_chunks_nor_on_the_rows_beside(monkeypatch):
@@ -200,7 +199,7 @@ def test_ids_do_not_depend_on_chunks_nor_on_the_rows_beside(monkeypatch):
     ids = elements.element_ids(x)
     assert np.array_equal(ids, squares_of(x.reshape(403, 10), elements.centres).argmin(axis=1))
     assert np.array_equal(ids, np.concatenate([elements.element_ids(row[None]) for row in x]))
-    monkeypatch.setattr(nearest, "_CELLS", 70)
+    monkeypatch.setattr(kmeans, "CELLS", 70)
     assert np.array_equal(ids, elements.element_ids(x))
 
 
@@ -258,7 +257,7 @@ def test_the_bad_row_is_named_in_a_later_chunk_too(monkeypatch):
     fitted = KMeansElements(2).fit(np.arange(8.0).reshape(4, 2), public=True)
     x = np.zeros((50, 2))
     x[37, 1] = np.nan
-    monkeypatch.setattr(nearest, "_CELLS", 8)
+    monkeypatch.setattr(clusters, "CELLS", 8)
     with pytest.raises(ValueError, match="feature 1 of row 37"):
         fitted.element_ids(x)
 
@@ -385,11 +384,3 @@ sys.exit("tensorflow" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_package_names_what_it_exports():
-    from tf_subjectdp import elements
-
-    assert "KMeansElements" in dir(elements) and "pseudo_users" in elements.__all__
-    with pytest.raises(AttributeError, match=re.escape("no attribute 'KMeans'")):
-        _ = elements.KMeans

@@ -15,7 +15,8 @@ from scipy import special
 from tensorflow_federated.python.aggregators import primitives
 
 import tf_subjectdp as sdp
-from tf_subjectdp.federated import draws, randomness, server, silo_data
+from tf_subjectdp import noise
+from tf_subjectdp.federated import draws, server, silo_data
 from tf_subjectdp.federated.optimizers import as_tff_optimizer
 
 SILOS, WIDTH, SIGMA = 8, 2000, 50.0
@@ -79,7 +80,7 @@ def test_seeds_in_a_loop_differ_at_each_step_call_and_restart(installed):
     @tff.tensorflow.computation
     def seeds():
         def step(number, kept):
-            words = tf.concat([kept, [randomness.silo_seed(True)]], 0)
+            words = tf.concat([kept, [noise.silo_seed(True)]], 0)
             return number + 1, tf.ensure_shape(words, [None, 2])
 
         shapes = (tf.TensorShape([]), tf.TensorShape([None, 2]))
@@ -101,10 +102,10 @@ def test_seeds_in_a_loop_differ_at_each_step_call_and_restart(installed):
 def test_the_kernels_words_are_the_digits_of_its_uuid(tmp_path, monkeypatch):
     path = tmp_path / "uuid"
     path.write_text("01234567-89ab-4cde-8f01-23456789abcd\n")
-    monkeypatch.setattr(randomness, "KERNEL_UUID", str(path))
+    monkeypatch.setattr(noise, "KERNEL_UUID", str(path))
     digits = "0123456789ab4cde8f0123456789abcd"
     wanted = [int(part[::-1], 16) for part in (digits[:16], digits[16:])]
-    found = randomness._kernel_words().numpy().astype(np.uint64).tolist()
+    found = noise._kernel_words().numpy().astype(np.uint64).tolist()
     assert found == wanted
 
 

@@ -197,3 +197,31 @@ def test_unknown_list_bad_arguments(more, error, message):
 def test_unknown_list_needs_names():
     with pytest.raises(TypeError, match="count_elements"):
         release.discover_elements(np.ones((2, 3)), epsilon=1.0, delta=1e-5)
+
+
+def _found(extra):
+    counts = release.count_elements([*range(300), 5], ["hi"] * 300 + [extra])
+    return release.discover_elements(counts, epsilon=1.0, delta=1e-9)
+
+
+def test_a_name_that_is_not_released_leaves_no_trace_in_the_type():
+    plain, long = _found("hi"), _found("my password is 0123456789")
+    assert plain.names.tolist() == long.names.tolist() == ["hi"]
+    assert plain.names.dtype == long.names.dtype
+    made = release.ElementCounts(
+        sparse.csr_matrix(np.ones((50, 1))), np.arange(50), np.array(["w"], "<U40"), False
+    )
+    assert release.discover_elements(made, epsilon=9.0, delta=1e-2).names.dtype == object
+
+
+def test_an_epsilon_below_the_thresholds_share_is_named():
+    counts = release.count_elements([0, 1], ["a", "a"])
+    with pytest.raises(ValueError, match="threshold alone"):
+        release.discover_elements(counts, epsilon=0.05, delta=0.9)
+
+
+def test_a_number_that_is_not_released_leaves_no_trace_in_the_type():
+    for extra in (8, 2**63, 2**64, -(2**70)):
+        counts = release.count_elements([*range(300), 5], [7] * 300 + [extra])
+        found = release.discover_elements(counts, epsilon=1.0, delta=1e-9)
+        assert found.names.tolist() == [7] and found.names.dtype == np.int64

@@ -213,7 +213,7 @@ def test_noise_is_fresh_every_time_unless_seeded():
     assert draw(seed=4).statement().count("NOT PRIVATE") == 1
     assert "NOT PRIVATE" not in draw().statement()
     for seed, error in ((-1, ValueError), (1.5, TypeError), (True, TypeError)):
-        with pytest.raises(error, match="seed is"):
+        with pytest.raises(error, match="seed must be"):
             draw(seed=seed)
 
 
@@ -269,7 +269,13 @@ def test_user_level_states_a_subject_added_or_removed_and_an_element_replaced():
     assert 0.99 < made.epsilon(1e-5) <= 1.0
     assert made.subject_event == accounting.subject_event(1.0, made.noise_multiplier)
     assert made.event == accounting.histogram_event(made.noise_multiplier)
-    assert "whole vector" in made.statement()
+    assert "whole vector" in made.statement() and "bound of" not in made.statement()
+
+
+def test_a_bound_above_the_number_of_elements_costs_no_more_than_all_of_them():
+    made = release.histogram(np.ones((2, 3)), radius=1.0, noise_multiplier=2.0, max_elements=50)
+    assert made.max_elements == 3
+    assert made.subject_event == accounting.subject_event(1.0, 2.0 / 3**0.5)
 
 
 def test_statement_says_unit_neighbours_and_what_is_public():
@@ -320,7 +326,7 @@ def test_a_release_cannot_be_changed_and_gives_frequencies():
         ({"epsilon": 1.0}, ValueError, "needs a delta"),
         ({"noise_multiplier": 1.0, "delta": 1e-5}, ValueError, "delta goes with epsilon"),
         ({"noise_multiplier": -1.0}, ValueError, "noise_multiplier"),
-        ({"noise_multiplier": 1.0, "radius": 0.0}, ValueError, "radius must be above 0"),
+        ({"noise_multiplier": 1.0, "radius": 0.0}, ValueError, "radius must be"),
         ({"noise_multiplier": 1.0, "radius": math.inf}, ValueError, "radius"),
         ({"noise_multiplier": 1.0, "radius": "2"}, TypeError, "radius"),
         ({"noise_multiplier": 1.0, "unit": "subject"}, ValueError, "needs max_elements"),

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from tf_subjectdp import accounting, release
+from tf_subjectdp.release.histograms import element_radii
 from tf_subjectdp.release.projection import compressed_totals, projected_sum
-from tf_subjectdp.release.two_stage import element_radii
 
 
 def _zipf_counts(seed, n=600, d=200, m=100):
@@ -152,10 +152,10 @@ def test_seed_repeats_and_no_seed_does_not():
     ("more", "message"),
     [
         ({"split": 0.0}, "split"),
-        ({"split": 1.0}, "split must lie between"),
+        ({"split": 1.0}, "split must be above 0 and below"),
         ({"slack": -1.0}, "slack"),
         ({"items": 0.5}, "smallest_radius must be at most"),
-        ({"smallest_radius": 0.0}, "smallest_radius must be above"),
+        ({"smallest_radius": 0.0}, "smallest_radius must be between"),
         ({"unit": "subject"}, "max_elements"),
         ({"sensitivity": "in_place", "max_elements": 3}, "displace"),
         ({"sensitivity": "in_place", "block": [0, 0, 1]}, "one word"),

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One file an algorithm: its clipping rule, its divisor, its accounting event, the paper's lines.
 
-Knows `accounting` and `clipping`; `noise` is the one place where noise is made. TensorFlow is loaded
-when a batch is at hand.
+TensorFlow is loaded when a batch is at hand.
 """
-
-import importlib
-from typing import Any
 
 from tf_subjectdp.algorithms.base import (
     Algorithm,
@@ -41,14 +37,7 @@ __all__ = [
     "SamplingFacts",
     "SubjectDP",
     "UserLDP",
-    "add_gaussian_noise",
     "algorithm_from_config",
     "check_noise_multiplier",
     "register_algorithm",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "add_gaussian_noise":
-        return importlib.import_module("tf_subjectdp.algorithms.noise").add_gaussian_noise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

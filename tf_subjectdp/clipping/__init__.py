@@ -30,7 +30,6 @@ _HOME = {
         "subject_index",
         "subject_mean_terms",
     ),
-    "randomness": ("fresh_seed",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

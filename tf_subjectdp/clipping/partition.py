@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the rows of a batch form the clipped terms of a step: the language of every algorithm.
 
-Knows ids and masks only; imports TensorFlow and `randomness` alone.
-
 Every step of this library is
 
     sum over groups a of  group_scale[a] * clip( sum over rows i in a of item_scale[i] * g_i )
@@ -17,7 +15,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_subjectdp.clipping.randomness import fresh_seed
+from tf_subjectdp.noise import fresh_seed
 
 
 class BatchPartition(NamedTuple):

@@ -12,11 +12,10 @@ from typing import Any
 import tensorflow as tf
 
 from tf_subjectdp import clipping
-from tf_subjectdp.algorithms import add_gaussian_noise
 from tf_subjectdp.federated import draws, silo_rows
 from tf_subjectdp.federated.plans import FederatedPlan
-from tf_subjectdp.federated.randomness import silo_seed
 from tf_subjectdp.federated.silo_model import SiloModel, with_penalties
+from tf_subjectdp.noise import add_gaussian_noise, silo_seed
 from tf_subjectdp.sampling import FixedSize
 
 #: Group sizes are counted in bins 1, 2, 3-4, 5-8, ...: the upper ends are powers of two.

@@ -13,12 +13,13 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_subjectdp.federated import randomness, server, silo_model
+from tf_subjectdp.federated import server, silo_model
 from tf_subjectdp.federated.client_work import SiloWork
 from tf_subjectdp.federated.learning_process import FederatedProcess, NextRound, Parts
 from tf_subjectdp.federated.optimizers import as_tff_optimizer, is_plain_sgd
 from tf_subjectdp.federated.plans import FederatedPlan
 from tf_subjectdp.federated.spending import Spending
+from tf_subjectdp.noise import kernel_entropy_is_there, silo_seed
 
 __all__ = ["FederatedProcess", "NextRound", "Parts", "build_process"]
 
@@ -131,7 +132,7 @@ def _computations(
     penalised,
     counts,
 ) -> tuple[Parts, Sequence[tff.Computation]]:
-    kernel = randomness.kernel_entropy_is_there()
+    kernel = kernel_entropy_is_there()
     x_type, y_type = tf.nest.map_structure(_type_of, input_spec)
     number_of_row = tff.TensorType(np.int64, [None])
     given = collections.OrderedDict(
@@ -173,7 +174,7 @@ def _computations(
 
     @tff.tensorflow.computation
     def initial_spending():
-        return Spending.initial(plan, randomness.silo_seed(kernel)[0])
+        return Spending.initial(plan, silo_seed(kernel)[0])
 
     spending_type = initial_spending.type_signature.result
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's side of a round: the sum over silos, a trusted server's noise, and the division.
 
-Knows the plan and TFF's aggregators; imports `algorithms`' noise. The divisors are the plan's constants:
+Knows the plan and TFF's aggregators. The divisors are the plan's constants:
 a silo that is missing makes the average smaller, never another number to divide by.
 """
 
@@ -13,12 +13,11 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_subjectdp.algorithms import add_gaussian_noise
 from tf_subjectdp.federated import silo_model
 from tf_subjectdp.federated.plans import FederatedPlan
-from tf_subjectdp.federated.randomness import silo_seed
+from tf_subjectdp.noise import add_gaussian_noise, silo_seed
 
-# A float32 normal is never larger, see `algorithms.normals`.
+# A float32 normal is never larger, see `noise`.
 _MOST_SIGMAS = 9.5
 # A secure sum of TFF adds whole numbers from 0 to this one (`aggregators.primitives`), whatever its
 # thresholds are: they are its ends.

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tf_subjectdp.algorithms import (
     Algorithm,
-    add_gaussian_noise,
     algorithm_from_config,
     check_noise_multiplier,
 )
@@ -24,6 +23,7 @@ from tf_subjectdp.keras import after_update, compat
 from tf_subjectdp.keras.batches import Draw
 from tf_subjectdp.keras.part_engines import PartEngines
 from tf_subjectdp.keras.step_count import CountsSteps
+from tf_subjectdp.noise import add_gaussian_noise
 from tf_subjectdp.plans import Plan
 
 _INSTRUCTIONS = (

@@ -14,6 +14,7 @@ from tf_subjectdp.keras import compat, validation
 from tf_subjectdp.keras.batches import check_lengths, check_mark, people_of
 from tf_subjectdp.keras.optimizer import DPOptimizer
 from tf_subjectdp.keras.part_engines import clip_factor
+from tf_subjectdp.noise import fresh_seed
 
 
 def private_step(
@@ -141,7 +142,7 @@ def take_step(
     """
     validation.check_replicas(*(compat.raw(v) for v in variables))
     # Before all else that TensorFlow runs in the order in which it was written.
-    seed = clipping.fresh_seed()
+    seed = fresh_seed()
     people = people_of(extras)
     guards = check_mark(people.draw, optimizer.plan) + check_lengths(rows, people)
     algorithm = optimizer.algorithm

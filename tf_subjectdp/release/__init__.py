@@ -7,33 +7,29 @@
     print(histogram.statement())
 
 After Asi, Duchi and Javidi, "Element level differential privacy": two data sets are neighbours if
-one subject differs on one element (by default: on one word). NumPy, SciPy and
-`tf_subjectdp.accounting` only; TensorFlow is never imported. Names are loaded when first used.
+one subject differs on one element (by default: on one word). TensorFlow is never imported.
 """
 
-import importlib
-from typing import Any
+from tf_subjectdp.release.bounds import ErrorBound, error_bound
+from tf_subjectdp.release.counting import ElementCounts, count_elements
+from tf_subjectdp.release.frequent import FrequentElements, discover_elements, frequent_elements
+from tf_subjectdp.release.histograms import (
+    HistogramRelease,
+    histogram,
+    two_stage_histogram,
+    user_level_histogram,
+)
 
-_HOME = {
-    "counting": ("ElementCounts", "count_elements"),
-    "results": ("HistogramRelease",),
-    "histograms": ("histogram", "user_level_histogram"),
-    "two_stage": ("two_stage_histogram",),
-    "frequent": ("FrequentElements", "discover_elements", "frequent_elements"),
-    "bounds": ("ErrorBound", "error_bound"),
-}
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-__all__ = sorted(_MODULE_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__ = [
+    "ElementCounts",
+    "ErrorBound",
+    "FrequentElements",
+    "HistogramRelease",
+    "count_elements",
+    "discover_elements",
+    "error_bound",
+    "frequent_elements",
+    "histogram",
+    "two_stage_histogram",
+    "user_level_histogram",
+]

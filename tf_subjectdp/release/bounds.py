@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a histogram is from the truth, expected: sampling, noise and projection bias.
 
-NumPy and SciPy only. In the form of Proposition 1 of Asi, Duchi and Javidi; the constants are derived
+In the form of Proposition 1 of Asi, Duchi and Javidi; the constants are derived
 here.
 
 Setting: n subjects, each with m items drawn independently from the probabilities p on d words, so
@@ -36,9 +36,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from tf_subjectdp.accounting import _checks
-from tf_subjectdp.release import guarantees
-from tf_subjectdp.release.counting import as_blocks, int_like
+from tf_subjectdp import _validate
+from tf_subjectdp.release.counting import as_blocks
 
 # The binomial formula takes a difference of nearby numbers; so much of its terms covers the rounding.
 _ROUNDING = 1e-12
@@ -101,9 +100,9 @@ def error_bound(
             f"{p.sum():g}; divide by the sum."
         )
     p = np.minimum(p, 1.0)
-    n = _checks.integer("n_subjects", int_like(n_subjects), 1)
-    m = _checks.integer("items", int_like(items), 1)
-    sigma = _checks.noise("noise_multiplier", noise_multiplier)
+    n = _validate.integer("n_subjects", n_subjects, 1)
+    m = _validate.integer("items", items, 1)
+    sigma = _validate.noise("noise_multiplier", noise_multiplier)
     if level not in ("element", "user"):
         raise ValueError(f'level must be "element" or "user", got {level!r}.')
     if level == "user":
@@ -160,7 +159,7 @@ def _excess(variance: np.ndarray, room: np.ndarray) -> np.ndarray:
 
 def _radii(radius: Any, n_elements: int) -> np.ndarray:
     if np.ndim(radius) == 0:
-        return np.full(n_elements, guarantees.check_radius("radius", radius))
+        return np.full(n_elements, _validate.length("radius", radius))
     rho = np.asarray(radius, np.float64)
     if rho.shape != (n_elements,) or not np.all(rho > 0.0) or not np.all(np.isfinite(rho)):
         raise ValueError(

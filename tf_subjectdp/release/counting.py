@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From raw rows (subject, element) to a sparse table of counts, subjects x words, and its checks.
 
-Knows NumPy and SciPy's sparse matrices; nothing here is private, noise comes later.
+Nothing here is private, noise comes later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from tf_subjectdp.accounting import _checks
+from tf_subjectdp import _validate
 
 #: Counts above this would leave the range in which squares of lengths are computed.
 LARGEST_COUNT = 1e50
@@ -184,24 +184,17 @@ def as_table(
         if low == 0:
             matrix = matrix.copy()
             matrix.eliminate_zeros()
-    if n_words is not None and matrix.shape[1] != _checks.integer("n_words", n_words, 1):
+    if n_words is not None and matrix.shape[1] != _validate.integer("n_words", n_words, 1):
         raise ValueError(f"n_words is {n_words}, and counts have {matrix.shape[1]} columns.")
     if matrix.shape[1] < 1:
         raise ValueError("counts must have at least one column.")
-    n = _checks.integer(
-        "n_subjects", matrix.shape[0] if n_subjects is None else int_like(n_subjects), 1
-    )
+    n = _validate.integer("n_subjects", matrix.shape[0] if n_subjects is None else n_subjects, 1)
     if n < matrix.shape[0]:
         raise ValueError(
             f"n_subjects is {n}, and counts have {matrix.shape[0]} rows: n must be the public "
             f"number of all subjects."
         )
     return matrix, n
-
-
-def int_like(value: Any) -> Any:
-    """NumPy integers as Python's; everything else as it is, for the checks to refuse."""
-    return int(value) if isinstance(value, np.integer) else value
 
 
 def _from_triple(triple: Any, n_subjects: Any, n_words: Any) -> sparse.csr_matrix:
@@ -215,8 +208,8 @@ def _from_triple(triple: Any, n_subjects: Any, n_words: Any) -> sparse.csr_matri
             "occurs is not."
         )
     shape = (
-        _checks.integer("n_subjects", int_like(n_subjects), 1),
-        _checks.integer("n_words", int_like(n_words), 1),
+        _validate.integer("n_subjects", n_subjects, 1),
+        _validate.integer("n_words", n_words, 1),
     )
     row, column, count = (np.asarray(part) for part in triple)
     if not row.ndim == column.ndim == count.ndim == 1 or not row.size == column.size == count.size:

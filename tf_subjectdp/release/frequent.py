@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frequent elements: of a public list by post-processing, of an unknown one by a threshold.
 
-Knows histograms (`results`), counts and events.
-
 Unknown domain: words met in the data. W(D) is the set of words that somebody in D has, S_w the sum
 over subjects of min(count, rho) for w in W(D). Each w in W(D) appears, with its value S_w + sigma rho
 Z_w, if that is above tau. A word outside W(D) cannot appear. With
@@ -34,86 +32,35 @@ import dataclasses
 import math
 from typing import Any
 
-import dp_accounting
 import numpy as np
 from scipy import special
 
-from tf_subjectdp.accounting import _checks
-from tf_subjectdp.release import guarantees
+from tf_subjectdp import _validate
+from tf_subjectdp.noise_numpy import draws
 from tf_subjectdp.release.counting import ElementCounts, as_table
-from tf_subjectdp.release.histograms import check_max_elements, event_makers
-from tf_subjectdp.release.noise import generator
+from tf_subjectdp.release.guarantees import Movement, Release
+from tf_subjectdp.release.histograms import HistogramRelease
 from tf_subjectdp.release.projection import keep_elements, projected_sum
-from tf_subjectdp.release.results import (
-    FRESH,
-    HistogramRelease,
-    counted_sentence,
-    event_epsilon,
-    not_private,
-    own_delta,
-    pick_event,
-    unit_sentences,
-    wrapped,
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class FrequentElements:
+class FrequentElements(Release):
     """Elements that were found frequent, most frequent first.
 
-    Attributes:
+    Attributes, beside those of `Release`:
       names: of the elements, or their column numbers, [found].
       estimate: float64 [found], average over subjects of their (projected) counts, with noise.
       threshold: what an estimate had to exceed, in counts a subject; None if the top were taken.
-      noise_multiplier: standard deviation of the noise in the sum, divided by the radius.
-      event: the Gaussian part for the element unit, which is not all: where the list was not public,
-        compose it at delta - loss(unit) and add -log(1 - loss(unit)) to its epsilon, as `epsilon` does.
-      subject_event: the same for the subject unit, or None.
-      unit: whose epsilon `epsilon` returns unless told.
-      sensitivity: see `guarantees`.
-      n_subjects: the public divisor.
-      n_counted: whether it was counted from the rows, which the statement then says.
-      max_elements: most elements kept of one subject, or None.
       appear_probability: b, with which a word of one subject alone may appear; 0 for a public list.
-      seeded: True if a seed was given: for tests, not private.
-      delta: the delta that the release was asked for; None if it was asked for by its noise.
+
+    Where the list was not public, the events are those of the Gaussian part, which is not all: compose
+    them at delta - loss(unit) and add -log(1 - loss(unit)) to the epsilon, as `epsilon` does.
     """
 
     names: np.ndarray
     estimate: np.ndarray
     threshold: float | None
-    noise_multiplier: float
-    event: dp_accounting.DpEvent
-    subject_event: dp_accounting.DpEvent | None
-    unit: str
-    sensitivity: str
-    n_subjects: int
-    n_counted: bool
-    max_elements: int | None
     appear_probability: float
-    seeded: bool
-    delta: float | None = None
-
-    def __post_init__(self):
-        for array in (self.names, self.estimate):
-            array.setflags(write=False)
-
-    @property
-    def private(self) -> bool:
-        """False if there is no noise, or noise from a seed."""
-        return self.noise_multiplier > 0.0 and not self.seeded
-
-    def epsilon(self, delta: float | None = None, unit: str | None = None) -> float:
-        """Epsilon at `delta`, the threshold's share of delta included; infinite below that share.
-
-        Args:
-          delta: in [0, 1); None takes the delta that the release was asked for.
-          unit: "element" or "subject"; None takes the release's own.
-        """
-        unit = self.unit if unit is None else unit
-        event = pick_event(self.event, self.subject_event, unit)
-        delta = _checks.target_delta(own_delta(self.delta, delta), allow_zero=True)
-        return event_epsilon(event, delta, self.loss(unit))
 
     def loss(self, unit: str) -> float:
         """The share of delta that the threshold takes: b for an element, M b for a subject."""
@@ -121,48 +68,17 @@ class FrequentElements:
             return self.appear_probability * self.max_elements
         return self.appear_probability
 
-    def statement(self, delta: float | None = None) -> str:
-        """The privacy statement, in plain sentences.
-
-        Args:
-          delta: None takes the release's, or else a tenth of one over the number of subjects.
-        """
-        delta = self.delta if delta is None else delta
-        delta = 0.1 / self.n_subjects if delta is None else delta
-        paragraphs = ["PRIVACY STATEMENT (frequent elements)"]
-        paragraphs += not_private(self.noise_multiplier, self.seeded)
-        paragraphs += unit_sentences(
-            self.event,
-            self.subject_event,
-            self.sensitivity,
-            self.max_elements,
-            delta,
-            self.loss("element"),
-            self.loss("subject") if self.subject_event is not None else 0.0,
-        )
+    def _words(self) -> tuple[str, str, str]:
+        done = "The list of elements was public; choosing from the histogram costs nothing."
         if self.appear_probability > 0.0:
-            paragraphs.append(
+            done = (
                 f"The list of elements was not public: an element that is met in the data appears if its "
                 f"noised average exceeds {self.threshold:g}. An element that one subject alone holds "
                 f"appears with a probability of at most {self.appear_probability:g}, which the figures "
                 f"include."
             )
-        else:
-            paragraphs.append(
-                "The list of elements was public; choosing from the histogram costs nothing."
-            )
-        bound = (
-            ""
-            if self.max_elements is None
-            else f", the bound of {self.max_elements} elements a subject"
-        )
-        paragraphs.append(
-            f"Public, and the same for neighbouring data: the number of subjects {self.n_subjects}, the "
-            f"radius, the threshold or the number of elements asked for{bound}, and the noise multiplier."
-            + counted_sentence(self.n_counted)
-        )
-        paragraphs += [FRESH] if self.private else []
-        return wrapped(paragraphs)
+        public = "the radius, the threshold or the number of elements asked for"
+        return "frequent elements", done, f"{public}{self._bound}, and"
 
 
 def frequent_elements(
@@ -200,25 +116,16 @@ def frequent_elements(
         )
     order = np.argsort(-estimate, kind="stable")
     if top is not None:
-        chosen = order[: _checks.integer("top", top, 1)]
+        chosen = order[: _validate.integer("top", top, 1)]
     else:
-        threshold = _checks._real("threshold", threshold)
+        threshold = _validate.real("threshold", threshold)
         chosen = order[estimate[order] > threshold]
     return FrequentElements(
         names=names[chosen],
         estimate=estimate[chosen],
         threshold=threshold,
-        noise_multiplier=release.noise_multiplier,
-        event=release.event,
-        subject_event=release.subject_event,
-        unit=release.unit,
-        sensitivity=release.sensitivity,
-        n_subjects=release.n_subjects,
-        n_counted=release.n_counted,
-        max_elements=release.max_elements,
         appear_probability=0.0,
-        seeded=release.seeded,
-        delta=release.delta,
+        **{field.name: getattr(release, field.name) for field in dataclasses.fields(Release)},
     )
 
 
@@ -263,38 +170,34 @@ def discover_elements(
             f"{type(counts).__name__}."
         )
     matrix, n = as_table(counts, n_subjects, None, public=False)
-    max_elements = check_max_elements(max_elements, 2**31)
-    guarantees.check_sensitivity(sensitivity, one_word=True, max_elements=max_elements)
-    radius = guarantees.check_radius("radius", radius)
-    guarantees.check_unit(unit, max_elements)
-    make_element, make_subject = event_makers(sensitivity, max_elements)
-    make = make_element if unit == "element" else make_subject
+    movement = Movement.of(sensitivity, unit, max_elements, one_word=True)
+    radius = _validate.length("radius", radius)
     if epsilon is not None:
         if appear_probability is not None:
             raise ValueError("appear_probability goes with noise_multiplier; use threshold_share.")
         if delta is None:
             raise ValueError("epsilon needs a delta, well below one over the number of subjects.")
-        delta = _checks.target_delta(delta, allow_zero=False)
-        share = _inside("threshold_share", threshold_share, 1.0)
+        delta = _validate.target_delta(delta, allow_zero=False)
+        share = _validate.fraction("threshold_share", threshold_share)
         loss = min(share * delta, 0.25)
-        appear = loss / (max_elements if unit == "subject" else 1)
-        rest = _checks.target_epsilon(epsilon, allow_zero=False) + math.log1p(-loss)
+        appear = loss / (movement.max_elements if unit == "subject" else 1)
+        rest = _validate.target_epsilon(epsilon, allow_zero=False) + math.log1p(-loss)
         if rest <= 0.0:
             raise ValueError(
                 f"epsilon is {epsilon:g}, and the threshold alone takes {-math.log1p(-loss):.3g} of it "
                 f"(threshold_share * delta = {loss:.3g}); raise epsilon, or lower delta or "
                 f"threshold_share."
             )
-        sigma = guarantees.solve_noise(make, rest, delta - loss, noise_multiplier)
+        sigma = movement.noise(rest, delta - loss, noise_multiplier)
     else:
         if appear_probability is None:
             raise ValueError("noise_multiplier needs appear_probability, for instance 1e-8.")
-        appear = _inside("appear_probability", appear_probability, 0.5)
-        sigma = guarantees.solve_noise(make, None, delta, noise_multiplier)
+        appear = _validate.fraction("appear_probability", appear_probability, 0.5)
+        sigma = movement.noise(None, delta, noise_multiplier)
 
-    rng = generator(seed)
-    if max_elements is not None:
-        matrix = keep_elements(matrix, None, matrix.shape[1], max_elements, rng)
+    rng = draws(seed)
+    if movement.max_elements is not None:
+        matrix = keep_elements(matrix, None, matrix.shape[1], movement.max_elements, rng)
     total = projected_sum(matrix, None, matrix.shape[1], radius)
     met = np.flatnonzero(np.bincount(matrix.indices, minlength=matrix.shape[1]))
     threshold = radius * (1.0 - sigma * float(special.ndtri(appear)))
@@ -308,16 +211,12 @@ def discover_elements(
         estimate=noised[order] / n,
         threshold=threshold / n,
         noise_multiplier=sigma,
-        event=make_element(sigma),
-        subject_event=None if make_subject is None else make_subject(sigma),
-        unit=unit,
-        sensitivity=sensitivity,
         n_subjects=n,
         n_counted=n_subjects is None,
-        max_elements=max_elements,
         appear_probability=appear,
         seeded=seed is not None,
         delta=delta,
+        **movement.promise(sigma),
     )
 
 
@@ -330,10 +229,3 @@ def _released_names(names: np.ndarray) -> np.ndarray:
     made = np.empty(len(listed), object)
     made[:] = listed
     return made
-
-
-def _inside(name: str, value: Any, upper: float) -> float:
-    number = guarantees.check_radius(name, value)
-    if number >= upper:
-        raise ValueError(f"{name} must lie between 0 and {upper:g}, got {number:g}.")
-    return number

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each element's counts of a subject onto a ball, and the sum over subjects: sparse, in chunks.
 
-Knows a CSR matrix of counts and NumPy. A chunk is some rows with about a million counts, so memory
+A chunk is some rows with about a million counts, so memory
 does not grow with the data beyond the matrix itself.
 """
 

@@ -13,8 +13,10 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tf_subjectdp.algorithms import HiGradAvg, add_gaussian_noise, noise, normals, threefry
-from tf_subjectdp.clipping import clipped_sum, fresh_seed
+from tf_subjectdp import noise
+from tf_subjectdp.algorithms import HiGradAvg
+from tf_subjectdp.clipping import clipped_sum
+from tf_subjectdp.noise import add_gaussian_noise, fresh_seed, normals, threefry
 
 FALSE_ALARM = 1e-6
 STDDEV = 3.25
@@ -85,7 +87,7 @@ def test_noise_is_drawn_anew_in_every_pass_of_a_loop_inside_one_function():
 
 _OTHER = """
 import tensorflow as tf
-from tf_subjectdp.algorithms import add_gaussian_noise
+from tf_subjectdp.noise import add_gaussian_noise
 tf.random.set_seed(7)
 print(*add_gaussian_noise([tf.zeros([4])], 1.0)[0].numpy().tolist())
 """
@@ -137,13 +139,13 @@ def test_the_draw_gets_the_whole_fresh_seed_and_no_number_serves_two_entries(mon
     found = add_gaussian_noise([tf.zeros(shape) for shape in shapes], 1.0)
     flat = np.concatenate([t.numpy().ravel() for t in found])
     assert len(np.unique(flat)) == flat.size == 249
-    assert np.isin(flat, normals.normals(seed, 304)).all()
+    assert np.isin(flat, normals(seed, 304)).all()
 
 
 def test_a_seed_drawn_earlier_is_the_draw_s_own():
     seed = fresh_seed()
     found = [add_gaussian_noise([tf.zeros([40])], 2.0, seed=s)[0] for s in (seed, fresh_seed())]
-    np.testing.assert_array_equal(found[0], normals.normals(seed, 48, 2.0)[:40])
+    np.testing.assert_array_equal(found[0], normals(seed, 48, 2.0)[:40])
     # Equal float32 by chance: two in 1e-9 of runs.
     assert np.isin(found[0], found[1]).sum() < 2
 
@@ -226,7 +228,7 @@ def test_no_key_is_cut_to_32_bits():
     def draws():
         def body(i, out):
             seed = tf.reshape(tf.bitcast(fresh_seed(), tf.uint32), [4])
-            words = threefry.blocks(seed, tf.zeros([1], tf.uint32))
+            words = threefry(seed, tf.zeros([1], tf.uint32))
             return i + 1, out.write(i, tf.concat(words, 0))
 
         out = tf.TensorArray(tf.uint32, 1 << 17)
@@ -235,3 +237,30 @@ def test_no_key_is_cut_to_32_bits():
     found = draws().numpy()
     # Chance of a repeat of four words: below 1e-28 (128 bits, 2^33 pairs).
     assert len(np.unique(found, axis=0)) == len(found)
+
+
+def seeds(function, calls=3):
+    return {tuple(function().numpy()) for _ in range(calls)}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fresh_seeds_never_repeat_under_set_seed(compiled):
+    found = set()
+    for _ in range(3):
+        tf.random.set_seed(12)
+        found |= seeds(tf.function(fresh_seed) if compiled else fresh_seed)
+    assert len(found) == 9
+
+
+def test_fresh_seeds_hold_more_entropy_than_tensorflow_gives_them(monkeypatch):
+    # TensorFlow seeds its non-deterministic numbers with 32 bits a process.
+    constant = tf.constant([1, 2], tf.int64)
+    monkeypatch.setattr(tf.raw_ops, "NonDeterministicInts", lambda **_: constant)
+    traces = [tf.function(fresh_seed) for _ in range(3)]
+    assert len({tuple(trace().numpy()) for trace in traces}) == 3
+    assert len(seeds(fresh_seed)) == 3
+
+
+def test_fresh_seeds_differ_between_the_calls_of_one_trace(monkeypatch):
+    monkeypatch.setattr(os, "urandom", lambda size: bytes(size))
+    assert len(seeds(tf.function(fresh_seed))) == 3

@@ -12,9 +12,8 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tf_subjectdp.algorithms import normals as module
-from tf_subjectdp.algorithms import threefry
-from tf_subjectdp.algorithms.normals import normals, transform
+from tf_subjectdp import noise
+from tf_subjectdp.noise import normals, normals_uncompiled, threefry, transform
 
 FALSE_ALARM = 1e-6
 SEED = np.array([0x0123456789ABCDEF, -0x7EDCBA9876543211], np.int64)
@@ -131,7 +130,7 @@ def test_the_oracle_of_threefry_gives_the_published_answers():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_words_are_threefry_with_the_whole_key_and_a_counter_of_their_own(compiled):
-    blocks = tf.function(threefry.blocks, jit_compile=compiled)
+    blocks = tf.function(threefry, jit_compile=compiled)
     key = SEED.view(np.uint32)
     counters = np.array([0, 1, 2, 1000, 2**31, 2**32 - 1], np.uint32)
     found = np.stack(blocks(tf.constant(key), tf.constant(counters)), 1)
@@ -153,7 +152,7 @@ def test_each_of_the_128_bits_of_a_seed_changes_the_draw():
     assert len(np.unique(drawn)) == drawn.size
 
 
-@pytest.mark.parametrize("draw", [normals, module.normals_uncompiled])
+@pytest.mark.parametrize("draw", [normals, normals_uncompiled])
 def test_no_number_of_two_seeds_that_share_a_half_is_the_same(draw):
     other = [SEED ^ np.array([flip, 0]) for flip in (1, 2**62)]
     other += [SEED ^ np.array([0, flip]) for flip in (1, 2**62)]
@@ -163,7 +162,7 @@ def test_no_number_of_two_seeds_that_share_a_half_is_the_same(draw):
     assert max(shared) < 5  # a float32 has few enough values that one may come twice
 
 
-@pytest.fixture(scope="module", params=[normals, module.normals_uncompiled])
+@pytest.fixture(scope="module", params=[normals, normals_uncompiled])
 def many(request):
     return request.param(tf.constant(SEED), 10_000_000).numpy()
 
@@ -232,15 +231,15 @@ def test_without_a_working_xla_the_same_numbers_come_uncompiled_with_one_log_lin
     monkeypatch, caplog, result
 ):
     wanted = normals(tf.constant(SEED), 20_000).numpy()
-    monkeypatch.setattr(module, "_compiled", lambda pairs: Broken(result))
-    module._compiles.cache_clear()
+    monkeypatch.setattr(noise, "_compiled", lambda pairs: Broken(result))
+    noise._compiles.cache_clear()
     try:
         with caplog.at_level(logging.WARNING, "tf_subjectdp"):
             for _ in range(2):
                 np.testing.assert_allclose(normals(tf.constant(SEED), 20_000), wanted, rtol=1e-6)
         assert len(caplog.records) == 1 and "uncompiled" in caplog.text
     finally:
-        module._compiles.cache_clear()
+        noise._compiles.cache_clear()
 
 
 def test_a_version_1_graph_draws_the_same_numbers():

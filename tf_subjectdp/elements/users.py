@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pseudo-users: the users of the experiments of Asi, Duchi and Javidi, made of a data set without any.
 
-n users of m items each, the items of a user from k of the K elements (clusters). Knows one label a
-row; NumPy alone.
+n users of m items each, the items of a user from k of the K elements (clusters).
 """
 
 from __future__ import annotations
@@ -11,7 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_subjectdp.elements import _checks
+from tf_subjectdp import _validate
+from tf_subjectdp.elements.maps import value_column
+from tf_subjectdp.noise_numpy import public_draws
+from tf_subjectdp.sampling.pairs import encode_elements
 
 # Users' elements are drawn for as many users at once as fit into about 32 MB.
 _MOST_CELLS = 2**22
@@ -74,33 +76,34 @@ def pseudo_users(
       ValueError: an argument out of its range; too few elements or items; missing ids, by row.
       TypeError: an argument or ids of another type.
     """
-    n_users = _checks.whole("n_users", n_users)
-    items_per_user = _checks.whole("items_per_user", items_per_user)
-    elements_per_user = _checks.whole("elements_per_user", elements_per_user)
+    n_users = _validate.integer("n_users", n_users, 1)
+    items_per_user = _validate.integer("items_per_user", items_per_user, 1)
+    elements_per_user = _validate.integer("elements_per_user", elements_per_user, 1)
     if when_empty not in ("error", "copy"):
         raise ValueError(f'when_empty is {when_empty!r}: pass "error" or "copy"')
-    rng = _checks.generator(seed)
-    codes, first = _checks.codes(element_ids, "element id")
-    labels = np.asarray(_checks.column(element_ids, "element id"))
+    rng = public_draws(seed)
+    labels = value_column(element_ids, "element id")
+    codes = encode_elements(labels, len(labels))
+    found = int(codes.max()) + 1
     if n_elements is not None:
-        _check_range(labels, _checks.whole("n_elements", n_elements))
-    if elements_per_user > len(first):
+        _check_range(labels, _validate.integer("n_elements", n_elements, 1))
+    if elements_per_user > found:
         raise ValueError(
-            f"elements_per_user is {elements_per_user}, and {len(first)} elements have items: pass at "
-            f"most {len(first)}"
+            f"elements_per_user is {elements_per_user}, and {found} elements have items: pass at "
+            f"most {found}"
         )
     if when_empty == "error" and n_users * items_per_user > len(codes):
         raise ValueError(
             f"{n_users} users of {items_per_user} items need {n_users * items_per_user} items and there "
             f'are {len(codes)}: ask for fewer, or pass when_empty="copy"'
         )
-    decks = _Decks(codes, len(first), rng)
+    decks = _Decks(codes, found, rng)
     rows = np.empty((n_users, items_per_user), np.int64)
     user = 0
-    at_once = max(1, _MOST_CELLS // len(first))
+    at_once = max(1, _MOST_CELLS // found)
     for low in range(0, n_users, at_once):
         # the places of the k smallest of K uniform numbers are a uniform subset
-        draws = rng.random((min(at_once, n_users - low), len(first)))
+        draws = rng.random((min(at_once, n_users - low), found))
         last = elements_per_user - 1
         for chosen in np.argpartition(draws, last, axis=1)[:, :elements_per_user]:
             rows[user] = decks.deal(np.sort(chosen), items_per_user, user, when_empty)
