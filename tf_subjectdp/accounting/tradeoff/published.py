@@ -9,12 +9,13 @@ reproduce; constants may be written differently there.
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 from scipy import special, stats
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting.papers.warning import PaperRuleWarning, warn_paper_rule
+from tf_subjectdp.accounting.paper_rules import PaperRuleWarning
 from tf_subjectdp.accounting.tradeoff.batch_clipping import (
     BatchScheme,
     _positive,
@@ -58,7 +59,7 @@ def paper_e1_curve(
     honest = exact_curve(scheme, epochs=epochs, noise_multiplier=sigma)
     true_tail = float(stats.binom.sf(math.floor(largest), rounds * epochs, 1.0 / rounds))
     published, correct = float(curve.epsilon(delta)), float(honest.epsilon(delta))
-    warn_paper_rule(
+    warnings.warn(
         PaperRuleWarning(
             f"Theorem E.1 (van Dijk et al.) states epsilon={published:.6g} at delta={delta:g}; the "
             f"exact curve of the same training, Definition 5.2, gives epsilon={correct:.6g}. The "
@@ -70,7 +71,8 @@ def paper_e1_curve(
             stated_epsilon=published,
             honest_epsilon=correct,
             reason="Hoeffding's inequality is used without the number of trials",
-        )
+        ),
+        stacklevel=2,
     )
     return curve
 
@@ -103,7 +105,7 @@ def paper_f3_occupancy(rounds: int, group: int, *, part_size: int) -> np.ndarray
     scheme = BatchScheme.batch(rounds, part_size)
     honest = hit_law(scheme, epochs=1, group=group)
     most = min(rounds, group)
-    warn_paper_rule(
+    warnings.warn(
         PaperRuleWarning(
             f"Theorem F.3 (van Dijk et al.) gives a group of {group} the probability "
             f"{published[most]:.4g} of hitting {most} of {rounds} batches; the exact value is "
@@ -112,7 +114,8 @@ def paper_f3_occupancy(rounds: int, group: int, *, part_size: int) -> np.ndarray
             published=float(published[most]),
             honest=honest.probability(most),
             reason="the count treats the items of the group as indistinguishable",
-        )
+        ),
+        stacklevel=2,
     )
     return published
 
@@ -150,7 +153,7 @@ def paper_f3_curve(
     mus = np.sqrt(first + np.arange(len(law), dtype=np.float64)) / sigma
     curve = RevealedGaussians(mus, law * ((1.0 - dropped) / law.sum()), dropped).named(_UNPROVEN)
     published, correct = float(curve.epsilon(delta)), float(honest.epsilon(delta))
-    warn_paper_rule(
+    warnings.warn(
         PaperRuleWarning(
             f"Theorem F.3 (van Dijk et al.) leads to epsilon={published:.6g} at delta={delta:g}; "
             f"with the exact count of batches epsilon={correct:.6g}. Use exact_curve.",
@@ -160,7 +163,8 @@ def paper_f3_curve(
             stated_epsilon=published,
             honest_epsilon=correct,
             reason="the count treats the items of the group as indistinguishable",
-        )
+        ),
+        stacklevel=2,
     )
     return curve
 
