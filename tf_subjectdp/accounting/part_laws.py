@@ -4,10 +4,10 @@
 Two ways of filling the parts of a batch. PLACES: items are dealt to N = M m s places, parts of s
 places each (van Dijk et al., arXiv:2212.05796): `shuffled_epoch`, `sampled_round`. OWN CHOICE: every
 item of a batch of any size joins one of the m parts independently, as the library draws: one step is
-`parts_of_sampled` or `parts_of_batch`, an epoch of shuffled batches `batches_hit` or
-`parts_of_epoch`. Places hit no fewer parts: with u parts hit after t items, an item more meets a new
-one with chance (m - u) s / (m s - t) >= (m - u) / m, so that both can be coupled with the dealt u
-never the smaller.
+`parts_of_sampled` or `parts_of_batch`, an epoch of shuffled batches `epoch_law` or, never smaller,
+`epoch_tail`. Places hit no fewer parts: with u parts hit after t items, an item more meets a new one
+with chance (m - u) s / (m s - t) >= (m - u) / m, so that both can be coupled with the dealt u never
+the smaller.
 
 Every number is a sum of products of positive ones, so that the tails keep their relative accuracy;
 mass that is cut moves upwards. Draws without replacement are computed from independent coins of one
@@ -406,16 +406,32 @@ def _frozen(values: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 @functools.lru_cache(maxsize=64)
-def batches_hit(places: int, batch: int, items: int) -> np.ndarray | None:
-    """How many batches of an epoch hold one of the items (m = 1), P[c] for c = 0, 1, ...
+def epoch_law(parts: int, places: int, batch: int, items: int) -> np.ndarray | None:
+    """The exact law of c = sum over an epoch's batches of (parts hit)^2, P[c] for c = 0, 1, ...
 
-    All `places` are dealt into batches of `batch`, the last one smaller if they do not divide. A
-    batch not yet hit has all its places free, so with t items dealt and u full batches hit, the
-    next item hits a new full one with chance (full - u) batch / (places - t), and the last one, if
-    it is new, with rest / (places - t): a Markov chain, exact.
+    All `places` are dealt into batches of `batch`, the last one smaller if they do not divide; each
+    item that a batch holds joins a part of its own choice.
 
     Returns:
-      The law, or None if it would take too long.
+      The law, or None if it would take too long (for parts > 1 above some 40 items).
+    """
+    if items == 1:
+        law: np.ndarray | None = np.array([0.0, 1.0])
+    elif parts == 1:
+        law = _batches_hit(places, batch, items)
+    else:
+        law = _parts_of_epoch(parts, places, batch, items)
+    if law is not None:
+        law.flags.writeable = False  # it is cached
+    return law
+
+
+def _batches_hit(places: int, batch: int, items: int) -> np.ndarray | None:
+    """The law of an epoch for m = 1: how many of its batches hold one of the items.
+
+    A batch not yet hit has all its places free, so with t items dealt and u full batches hit, the
+    next item hits a new full one with chance (full - u) batch / (places - t), and the last one, if
+    it is new, with rest / (places - t): a Markov chain, exact.
     """
     full, rest = divmod(places, batch)
     width = min(full, items) + 1
@@ -439,20 +455,11 @@ def batches_hit(places: int, batch: int, items: int) -> np.ndarray | None:
     law[1:] += hit
     # Impossible states have probability 0 up to the sign.
     law = np.maximum(law, 0.0)
-    return _frozen_law(law / law.sum())
+    return law / law.sum()
 
 
-@functools.lru_cache(maxsize=64)
-def parts_of_epoch(parts: int, places: int, batch: int, items: int) -> np.ndarray | None:
-    """The exact law of c = sum over an epoch's batches of (parts hit)^2, P[c] for c = 0, 1, ...
-
-    Batches as in `batches_hit`. Dealing without replacement is independent coins of one probability
-    per place, given that `items` came up; each item that a batch holds joins a part of its own
-    choice.
-
-    Returns:
-      The law, or None if it would take too long (more than some 40 items).
-    """
+def _parts_of_epoch(parts: int, places: int, batch: int, items: int) -> np.ndarray | None:
+    """The law of an epoch for any m: coins of one probability a place, given that `items` came up."""
     full, rest = divmod(places, batch)
     widest = min(parts, items, batch)
     if _epoch_work(items, widest, full) > _MAX_WORK:
@@ -464,12 +471,7 @@ def parts_of_epoch(parts: int, places: int, batch: int, items: int) -> np.ndarra
         for size, count in ((batch, full), (rest, 1))
         if size
     ]
-    return _frozen_law(_squares_law(batches, items, widest))
-
-
-def _frozen_law(law: np.ndarray) -> np.ndarray:
-    law.flags.writeable = False  # it is cached
-    return law
+    return _squares_law(batches, items, widest)
 
 
 def worst_epoch(parts: int, places: int, batch: int, items: int) -> int:

@@ -358,13 +358,7 @@ def shuffled_parts_curve(
     n_items, batch_size, k, parts = checked_batches(n_items, batch_size, k, parts)
     epochs = _checks.integer("epochs", epochs, 1)
     sigma = _positive(noise_multiplier)
-    epoch: np.ndarray | None
-    if k == 1:
-        epoch = np.array([0.0, 1.0])
-    elif parts == 1:
-        epoch = part_laws.batches_hit(n_items, batch_size, k)
-    else:
-        epoch = part_laws.parts_of_epoch(parts, n_items, batch_size, k)
+    epoch = part_laws.epoch_law(parts, n_items, batch_size, k)
     if epoch is not None:
         values = np.arange(len(epoch))
         law = part_laws.sum_law(values, epoch, epochs, most_values=_MOST_VALUES)
