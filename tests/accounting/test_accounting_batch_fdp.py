@@ -12,7 +12,7 @@ from scipy import stats
 
 from tf_subjectdp.accounting import fdp
 from tf_subjectdp.accounting.engine.gaussian import gaussian_delta
-from tf_subjectdp.accounting.papers.warning import PaperRuleWarning
+from tf_subjectdp.accounting.paper_rules import PaperRuleWarning
 
 BatchScheme = fdp.BatchScheme
 ALPHA = np.concatenate([np.linspace(0.0, 1.0, 51), np.geomspace(1e-9, 1e-2, 8)])

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tf_subjectdp import accounting
-from tf_subjectdp.accounting import fdp
+from tf_subjectdp.accounting import fdp, part_laws
 from tf_subjectdp.accounting.engine.gaussian import gaussian_delta
-from tf_subjectdp.accounting.tradeoff import part_laws
 
 Q, SIGMA = 0.02, 2.5
 

@@ -8,7 +8,7 @@ import pytest
 
 from tf_subjectdp import accounting as acc
 from tf_subjectdp.accounting import paper_rules as rules
-from tf_subjectdp.accounting.papers.warning import PaperRuleWarning
+from tf_subjectdp.accounting.paper_rules import PaperRuleWarning
 
 ITEM = 0.016151419558359623  # 512 of 31,700 items
 

@@ -73,13 +73,13 @@ def _loss(w, x):
 def captured(monkeypatch):
     """What a bound puts into the common formula."""
     seen = {}
-    assemble = utility.assemble
+    assemble = utility._assemble
 
     def spy(problem, data, **arguments):
         seen.update(arguments)
         return assemble(problem, data, **arguments)
 
-    monkeypatch.setattr(utility, "assemble", spy)
+    monkeypatch.setattr(utility, "_assemble", spy)
     return seen
 
 

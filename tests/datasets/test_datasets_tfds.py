@@ -89,9 +89,9 @@ def test_load_gives_every_row_once_with_its_ids_and_unseen_test_students(
     tiny_insteval, tmp_path, monkeypatch
 ):
     register_builders()
-    from tf_subjectdp.datasets.tfds import insteval_subjects
+    import tf_subjectdp.datasets.tfds as builders
 
-    monkeypatch.setattr(insteval_subjects, "insteval", lambda: tiny_insteval)
+    monkeypatch.setattr(builders, "insteval", lambda: tiny_insteval)
     splits, info = tfds.load("insteval_subjects", data_dir=tmp_path, with_info=True)
     assert info.features["x"]["lecturer"].dtype == np.int32
     rows = {name: list(splits[name].as_numpy_iterator()) for name in ("train", "test")}
@@ -119,7 +119,7 @@ def test_load_gives_every_row_once_with_its_ids_and_unseen_test_students(
 
 def test_shakespeare_builder_has_both_configurations_and_named_subjects(tmp_path, monkeypatch):
     register_builders()
-    from tf_subjectdp.datasets.tfds import shakespeare_subjects
+    import tf_subjectdp.datasets.tfds as builders
 
     def tiny(split, *, stride):
         rows = {"train": 6, "test": 2}[split]
@@ -133,7 +133,7 @@ def test_shakespeare_builder_has_both_configurations_and_named_subjects(tmp_path
             silo_names=("p",),
         )
 
-    monkeypatch.setattr(shakespeare_subjects, "shakespeare", tiny)
+    monkeypatch.setattr(builders, "shakespeare", tiny)
     for name, stride in (("shakespeare_subjects", 80), ("shakespeare_subjects/leaf", 1)):
         splits = tfds.load(name, data_dir=tmp_path)
         examples = list(splits["train"].as_numpy_iterator())

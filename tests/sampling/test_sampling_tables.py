@@ -19,8 +19,6 @@ from hypothesis import strategies as st
 from tf_subjectdp.sampling import (
     SiloStats,
     SubjectStats,
-    _arrow_rows,
-    _csv_rows,
     stats_from_table,
     tables,
 )
@@ -174,13 +172,13 @@ def test_any_text_is_read_as_by_hand_or_refused(tmp_path_factory, text, last, re
 def test_pyarrow_reads_quoted_rows_itself_in_pieces_of_any_size(
     tmp_path, monkeypatch, block, piece
 ):
-    monkeypatch.setattr(_arrow_rows, "_BLOCK_BYTES", block)
-    monkeypatch.setattr(_arrow_rows, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(tables, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(tables, "_PIECE_BYTES", piece)
     rows = ['"a","1 ""2"", 3"', "", '"b",""', 'c,""""', 'd,"""5"""', '"b","1"', ""]
     for end in ("\n", "\r\n"):
         path = write(tmp_path / "t.csv", end.join(["", '"id",x', *rows]))
         with monkeypatch.context() as only_pyarrow:
-            only_pyarrow.setattr(_csv_rows, "chunks", None)
+            only_pyarrow.setattr(tables, "_csv_chunks", None)
             same_counts(stats_from_table(path, "id", reader="pyarrow"), ["a", "b", "c", "d", "b"])
         for bad in ('e,"', 'e,"5', 'e,"5" ', 'e,"5"6"', 'e,"5""', '"e"f,5'):
             path = write(tmp_path / "t.csv", end.join(['"id",x', *rows, bad, *rows]))
@@ -273,7 +271,7 @@ def test_long_texts_beside_the_ids_are_read_a_few_at_a_time(tmp_path, monkeypatc
 
 
 def test_a_quote_without_its_end_is_not_read_to_the_end_of_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(_csv_rows, "_LONGEST_FIELD", 10_000)
+    monkeypatch.setattr(tables, "_LONGEST_FIELD", 10_000)
     path = write(tmp_path / "t.csv", 'id,note\na,1\nb,"2\n' + "c,3\n" * 5_000)
     with pytest.raises(ValueError, match="line .* cannot be read: field larger .* mend its quotes"):
         stats_from_table(path, "id", reader="python")

@@ -6,8 +6,8 @@
     accounting.epsilon(event, steps=6200, delta=1e-5)
 
 NumPy, SciPy and dp_accounting only: TensorFlow is never imported. Two engines: "pld" (default;
-within 1e-3 of the true value and never below it) and "rdp" (looser). Modules of their own, loaded
-when first used: `fdp`, `group_privacy`, `paper_rules`, `study`, `utility`.
+within 1e-3 of the true value and never below it) and "rdp" (looser). Modules of their own:
+`fdp`, `group_privacy`, `paper_rules`, `study`, `utility`.
 """
 
 import importlib
@@ -36,7 +36,7 @@ from tf_subjectdp.accounting.events import (
     truncated_poisson_event,
     user_ldp_event,
 )
-from tf_subjectdp.accounting.papers.warning import PaperRuleWarning
+from tf_subjectdp.accounting.paper_rules import PaperRuleWarning
 from tf_subjectdp.accounting.replaced_events import (
     element_event,
     fixed_size_event,

@@ -7,8 +7,7 @@ added. `noise_multiplier` is the paper's sigma, sd / (2 C). `BatchClipping` is m
 
 A unit whose items hit u of the parts moves the sum by at most 2 C u (each hit part from one point of
 the ball to another), that is u / sigma in units of the noise; the law of u is exact, see
-`tradeoff.part_laws`. Knows `events`, `replaced_events` and those laws; curves over many
-steps against an adversary who sees the places are in `fdp`.
+`part_laws`. Curves over many steps against an adversary who sees the places are in `fdp`.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from __future__ import annotations
 import dp_accounting
 import numpy as np
 
-from tf_subjectdp.accounting import _checks
+from tf_subjectdp.accounting import _checks, part_laws
 from tf_subjectdp.accounting.events import nonprivate_event
 from tf_subjectdp.accounting.replaced_events import revealed_event
-from tf_subjectdp.accounting.tradeoff import part_laws
 
 # As in `events`: above this many items the window of their law no longer fits into memory.
 _MOST_ITEMS = 10**9
@@ -107,8 +105,7 @@ def mixed_clipping_shuffled_event(
     Which batches and parts the items are in has the same law in both worlds and may be known: over the
     epoch a Gaussian of sensitivity sqrt(c) / sigma runs, c = sum over its batches of (parts hit)^2, with
     the known probability P(c), exact. Where that law is too costly (above some 40 items for parts > 1,
-    or too many values), a law by Chernoff's bound stands in, never smaller (`part_laws.epoch_tail`), or
-    the worst epoch.
+    or too many values), a law by Chernoff's bound stands in, never smaller (`part_laws.epoch_tail`).
 
     Args:
       n_items: items in the data, dealt into batches of `batch_size`, the last one smaller if need be.
@@ -124,21 +121,14 @@ def mixed_clipping_shuffled_event(
     noise_multiplier = _checks.noise("noise_multiplier", noise_multiplier)
     if noise_multiplier == 0.0:
         return nonprivate_event()
-    worst = part_laws.worst_epoch(parts, n_items, batch_size, k)
-    values, masses = _epoch_law(n_items, batch_size, k, parts, worst)
+    values, masses = _epoch_law(n_items, batch_size, k, parts)
     sensitivities = np.sqrt(values.astype(np.float64))
     return revealed_event(sensitivities.tolist(), masses.tolist(), noise_multiplier)
 
 
-def _epoch_law(
-    n_items: int, batch_size: int, k: int, parts: int, worst: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _epoch_law(n_items: int, batch_size: int, k: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
     """Values and masses of c over one epoch: exact, or never smaller."""
-    law = None
-    if k > 1 and parts == 1:
-        law = part_laws.batches_hit(n_items, batch_size, k)
-    elif k > 1:
-        law = part_laws.parts_of_epoch(parts, n_items, batch_size, k)
+    law = part_laws.epoch_law(parts, n_items, batch_size, k)
     if law is not None:
         # Rare small values move up, which only costs; rare large ones stay.
         values = np.flatnonzero(law > 0.0)
@@ -147,12 +137,11 @@ def _epoch_law(
         masses[0] += float(law[values[:low]].sum())
         if len(masses) <= _MOST_ATOMS:
             return values[low:], masses
-    if k > 1:
-        values, masses, cut = part_laws.epoch_tail(
-            parts, n_items, batch_size, k, 1, _NEGLIGIBLE, _MOST_ATOMS
-        )
-        return np.append(values, worst), np.append(masses, cut)
-    return np.array([worst]), np.ones(1)
+    values, masses, cut = part_laws.epoch_tail(
+        parts, n_items, batch_size, k, 1, _NEGLIGIBLE, _MOST_ATOMS
+    )
+    worst = part_laws.worst_epoch(parts, n_items, batch_size, k)
+    return np.append(values, worst), np.append(masses, cut)
 
 
 def checked_sampling(q: float, k: int, parts: int) -> tuple[float, int, int]:

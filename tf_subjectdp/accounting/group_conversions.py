@@ -2,7 +2,9 @@
 """The closed forms of group privacy, from one unit to `size` units and back.
 
 Five languages, each with its inverse: (epsilon, delta) tight and as the papers write it, Renyi,
-zero-concentrated, and f-DP of the Gaussian (general curves: `accounting.fdp`).
+zero-concentrated, and f-DP of the Gaussian (general curves: `accounting.fdp`). Those of a group take
+`size`, the number g of its units, in [1, 1e9]; all raise ValueError or TypeError for an
+argument out of its range.
 """
 
 from __future__ import annotations
@@ -41,24 +43,16 @@ def group_tight(epsilon: float, delta: float, size: int) -> Guarantee:
     Args:
       epsilon: of one unit, finite, >= 0.
       delta: of one unit, in [0, 1).
-      size: number of units g in the group, >= 1.
 
     Returns:
       The group's guarantee; (inf, 1.0) where the delta would reach 1, which promises nothing.
-
-    Raises:
-      ValueError, TypeError: an argument is out of its range.
     """
     epsilon, delta, size = _arguments(epsilon, delta, size)
     return _guarantee(size * epsilon, delta, log_tight(epsilon, size))
 
 
 def ungroup_tight(epsilon: float, delta: float, size: int) -> Guarantee:
-    """What one unit needs, by `group_tight`, for the group of `size` to have (epsilon, delta).
-
-    Raises:
-      ValueError, TypeError: an argument is out of its range.
-    """
+    """What one unit needs, by `group_tight`, for the group of `size` to have (epsilon, delta)."""
     epsilon, delta, size = _arguments(epsilon, delta, size)
     return _unit(epsilon / size, delta, log_tight(epsilon / size, size))
 
@@ -67,7 +61,7 @@ def group_loose(epsilon: float, delta: float, size: int) -> Guarantee:
     """(g eps, g e^{(g-1) eps} delta): the form in which the papers state group privacy.
 
     Never smaller than `group_tight`: each of the g terms of its sum is replaced by the largest.
-    Arguments, result and errors as in `group_tight`.
+    Arguments and result as in `group_tight`.
     """
     epsilon, delta, size = _arguments(epsilon, delta, size)
     return _guarantee(size * epsilon, delta, log_loose(epsilon, size))
@@ -76,8 +70,7 @@ def group_loose(epsilon: float, delta: float, size: int) -> Guarantee:
 def ungroup_loose(epsilon: float, delta: float, size: int) -> Guarantee:
     """What one unit needs, by `group_loose`: (eps/g, delta e^{-(g-1) eps/g} / g).
 
-    This is the calibration of LocalGroupDP (`paper_local_group_noise`). Arguments and errors as in
-    `ungroup_tight`.
+    This is the calibration of LocalGroupDP (`paper_local_group_noise`).
     """
     epsilon, delta, size = _arguments(epsilon, delta, size)
     return _unit(epsilon / size, delta, log_loose(epsilon / size, size))
@@ -89,11 +82,7 @@ def group_rdp(order: float, rdp: float, size: int) -> RenyiGuarantee:
     Args:
       order: alpha, finite, at least 2^(c+1).
       rdp: Renyi divergence of one unit at that order, finite, >= 0.
-      size: number of units in the group, >= 1 (a group of 3 counts as one of 4).
-
-    Raises:
-      ValueError, TypeError: an argument is out of its range; the order is below 2^(c+1), where the
-        proposition does not hold.
+      size: a group of 3 counts as one of 4.
     """
     doublings = doublings_of(size)
     order, rdp = _positive("order", order), _not_negative("rdp", rdp)
@@ -114,10 +103,6 @@ def ungroup_rdp(order: float, rdp: float, size: int) -> RenyiGuarantee:
     Args:
       order: the group's order, finite, at least 2 (above 1 for a group of one).
       rdp: the group's divergence at that order, finite, >= 0.
-      size: number of units in the group, >= 1.
-
-    Raises:
-      ValueError, TypeError: an argument is out of its range.
     """
     doublings = doublings_of(size)
     order, rdp = _positive("order", order), _not_negative("rdp", rdp)
@@ -134,16 +119,12 @@ def group_zcdp(rho: float, size: int) -> float:
 
     Args:
       rho: finite, >= 0.
-      size: number of units in the group, >= 1.
-
-    Raises:
-      ValueError, TypeError: an argument is out of its range.
     """
     return _not_negative("rho", rho) * group_size(size) ** 2
 
 
 def ungroup_zcdp(rho: float, size: int) -> float:
-    """rho / g^2: what one unit needs for the group to have rho-zCDP; errors as `group_zcdp`."""
+    """rho / g^2: what one unit needs for the group to have rho-zCDP."""
     return _not_negative("rho", rho) / group_size(size) ** 2
 
 
@@ -152,16 +133,12 @@ def group_mu(mu: float, size: int) -> float:
 
     Args:
       mu: sensitivity over noise standard deviation, finite, >= 0.
-      size: number of units in the group, >= 1.
-
-    Raises:
-      ValueError, TypeError: an argument is out of its range.
     """
     return _not_negative("mu", mu) * group_size(size)
 
 
 def ungroup_mu(mu: float, size: int) -> float:
-    """mu / g: what one unit needs for the group to have G_mu; errors as `group_mu`."""
+    """mu / g: what one unit needs for the group to have G_mu."""
     return _not_negative("mu", mu) / group_size(size)
 
 
@@ -175,9 +152,6 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     Args:
       rho: finite, >= 0.
       delta: in (0, 1).
-
-    Raises:
-      ValueError, TypeError: an argument is out of its range.
     """
     rho = _not_negative("rho", rho)
     delta = _checks.target_delta(delta, allow_zero=False)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tf_subjectdp.datasets._source import package_file
-from tf_subjectdp.datasets.subject_dataset import SubjectDataset
+from tf_subjectdp.datasets.subject_dataset import SubjectDataset, package_file
 
 NUM_LECTURERS = 1128
 NUM_DEPARTMENTS = 14

