@@ -12,8 +12,7 @@ import tensorflow as tf
 from tf_subjectdp import clipping
 from tf_subjectdp.keras import compat, validation
 from tf_subjectdp.keras.batches import check_lengths, check_mark, people_of
-from tf_subjectdp.keras.optimizer import DPOptimizer
-from tf_subjectdp.keras.part_engines import clip_factor
+from tf_subjectdp.keras.optimizer import DPOptimizer, clip_factor
 from tf_subjectdp.noise import fresh_seed
 
 
