@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a plan and a table to the plan's steps, with the plan's constants enforced.
-
-Knows `Plan` and sampling; TensorFlow is reached through `to_dataset` only.
-"""
+"""From a plan and a table to the plan's steps, with the plan's constants enforced."""
 
 import logging
 import math

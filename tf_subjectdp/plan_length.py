@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a plan is: from epochs or steps, as a user says them, to a checked number of steps.
-
-Knows numbers only; `plans` and `planning` ask.
-"""
+"""How long a plan is: from epochs or steps, as a user says them, to a checked number of steps."""
 
 import math
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`plan(...)`: checks the four choices together, freezes the constants, finds the noise.
-
-Knows algorithms, sampling, the accountant and `Plan`; the wrappers see its result only.
-"""
+"""`plan(...)`: checks the four choices together, freezes the constants, finds the noise."""
 
 import dataclasses
 import math

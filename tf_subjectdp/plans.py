@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan: algorithm, sampling, length and promise, chosen once and together.
 
-Knows algorithms, sampling and the accountant; `keras` and `federated` know it. Most wrong epsilons
-come from a sampler that does one thing while the accountant assumes another; here both are read from
-the same frozen object.
+Most wrong epsilons come from a sampler that does one thing while the accountant assumes another; here
+both are read from the same frozen object.
 """
 
 import dataclasses

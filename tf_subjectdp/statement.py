@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The privacy statement: what is protected, from whom, and what is not, in plain sentences.
-
-Knows the plan and the optimizer's step count; pure text, nothing is drawn or trained here.
-"""
+"""The privacy statement: what is protected, from whom, and what is not, in plain sentences."""
 
 import math
 import textwrap

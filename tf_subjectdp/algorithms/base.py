@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every algorithm is: a clipping rule, a divisor and its guarantee under each sampling.
 
-Knows `accounting` events and `clipping` partitions; imports nothing else of the package. TensorFlow
-is loaded when a batch is at hand, not before: a plan can be made and stated without it.
+TensorFlow is loaded when a batch is at hand, not before: a plan can be made and stated without it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the elements of `ElementDP` come from, and what it cost to make them.
 
-Knows `tf_subjectdp.elements.Elements` and the accountant's events, as objects and as JSON.
-
 Elements that were fitted on the private data are a release before the training; both compose. Two data
 sets are neighbours at element level if one subject differs on one element of the map that came out. For a
 given pair let C be the maps under which they are neighbours. The fit, whose cost is that of all data of

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""InnerOptimizer: several optimizer steps over one part of a batch, as one update that is clipped.
-
-Knows a Keras optimizer's config, as text; TensorFlow is loaded when the optimizer is made.
-"""
+"""InnerOptimizer: several optimizer steps over one part of a batch, as one update that is clipped."""
 
 from __future__ import annotations
 

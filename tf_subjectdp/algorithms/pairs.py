@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samplings an algorithm has a proven figure for: read from the rules that it has.
-
-Knows names only: a rule is a method `_<unit>_under_<scheme>` of the algorithm's class.
-"""
+"""Which samplings an algorithm has a proven figure for: read from the rules that it has."""
 
 from __future__ import annotations
 

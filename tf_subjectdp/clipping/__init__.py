@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of a batch to one clipped sum. Knows nobody else in the package; TensorFlow alone.
+"""Gradients of a batch to one clipped sum.
 
 Names are loaded when they are first used, so that an algorithm can be named without TensorFlow.
 """

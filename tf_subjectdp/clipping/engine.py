@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the gradients of a batch to one clipped sum, in bounded memory, for any layer.
 
-Knows a function from rows to losses, the variables, a `BatchPartition` and a clip norm; imports
-the rest of `clipping`. It never sees subjects: which rows belong together is the algorithm's word.
+It never sees subjects: which rows belong together is the algorithm's word.
 
 Three strategies give the same sum:
 

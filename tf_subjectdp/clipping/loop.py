@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clipped sums by one ordinary backward pass a row (LINEAR) or a group (GROUPED).
 
-Works for everything that has a gradient and holds one gradient at a time. Knows rows, variables and
-a partition; imports `norms` and `partition`.
+Works for everything that has a gradient and holds one gradient at a time.
 """
 
 from collections.abc import Callable, Sequence

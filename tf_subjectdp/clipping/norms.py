@@ -5,8 +5,6 @@ A float32 sum of n squares may come out too small by n 2^-24 of itself, and one 
 by that much more than the bound. So no more than 256 squares are added in float32 (`squares_of_rows`);
 what is added after that is float64; and what was lost goes back in as a factor. No norm of a gradient is
 computed anywhere else.
-
-Imports TensorFlow alone.
 """
 
 from collections.abc import Sequence

@@ -2,9 +2,9 @@
 """Updates of parts of a batch that go through the model as a whole: several optimizer steps, or one
 gradient of a model that mixes the rows of a part (BatchNormalization).
 
-Knows rows, variables and a Keras optimizer; imports `loop` and `norms`. Every part starts from the
-step's weights, statistics and a new optimizer, all of which are put back when it is done: nothing of a
-part stays but its update, which is clipped. So what happens inside a part may be anything.
+Every part starts from the step's weights, statistics and a new optimizer, all of which are put back
+when it is done: nothing of a part stays but its update, which is clipped. So what happens inside a
+part may be anything.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TensorFlow variable behind whatever a model keeps its weights in. Knows TensorFlow alone."""
+"""The TensorFlow variable behind whatever a model keeps its weights in."""
 
 from typing import Any
 

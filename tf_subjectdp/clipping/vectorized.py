@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clipped sums from per-item gradients of chunks of rows, by `tf.vectorized_map`.
-
-Knows rows, variables and a partition; imports `norms` and `partition`.
-"""
+"""Clipped sums from per-item gradients of chunks of rows, by `tf.vectorized_map`."""
 
 import logging
 import re

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a private step takes in beside the rows: whose they are, and how they were drawn.
-
-Knows the plan's mark; imports TensorFlow and the plan's type alone.
-"""
+"""What a private step takes in beside the rows: whose they are, and how they were drawn."""
 
 import numbers
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few places where Keras 2.14 and Keras 3 differ. Imports `clipping.variables` alone."""
+"""The few places where Keras 2.14 and Keras 3 differ."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loss of every single item, from what `compile` was given.
 
-Knows Keras losses only. Clipping needs one loss a row; Keras's own reduction to a mean comes too
-early, so losses are called in their unreduced form and averaged over the axes of one item alone.
+Clipping needs one loss a row; Keras's own reduction to a mean comes too early, so losses are called
+in their unreduced form and averaged over the axes of one item alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PrivateModel`: compile, fit, evaluate and save as in Keras, with private steps.
 
-Knows the optimizer, the step and the checks; a thin wrapper. It trains the weights of the model that
-it was given.
+It trains the weights of the model that it was given.
 """
 
 import dataclasses

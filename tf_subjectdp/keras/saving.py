@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saving and loading a `PrivateModel` so that the step count is never lost.
 
-Knows Keras's file formats. A count that is lost makes every later epsilon too small.
+A count that is lost makes every later epsilon too small.
 """
 
 from typing import Any

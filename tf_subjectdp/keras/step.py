@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One private step, for `PrivateModel` and for training loops that users write themselves.
-
-Knows the engine and `DPOptimizer`; imports those two.
-"""
+"""One private step, for `PrivateModel` and for training loops that users write themselves."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

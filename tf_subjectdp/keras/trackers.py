@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `fit` shows beside Keras's metrics: loss, share of clipped terms, signal to noise, epsilon.
 
-Knows TensorFlow variables only. A plain object, so that Keras does not mix these numbers, which exist in
-training alone, into `evaluate`. All of them except epsilon look at the data and are not private.
+A plain object, so that Keras does not mix these numbers, which exist in training alone, into
+`evaluate`. All of them except epsilon look at the data and are not private.
 """
 
 from typing import Any

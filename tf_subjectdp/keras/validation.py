@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model must not do: mix the items of a batch, or write data into variables un-noised.
 
-Knows Keras layers and the kind of clipping rule. A layer that averages over the batch makes one
-person's gradient depend on others; a layer that keeps statistics (BatchNormalization's moving averages)
-stores people's data without noise, and clipping gradients does not help.
+A layer that averages over the batch makes one person's gradient depend on others; a layer that keeps
+statistics (BatchNormalization's moving averages) stores people's data without noise, and clipping
+gradients does not help.
 """
 
 from typing import Any

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of a fixed size: drawn without replacement, or dealt from a shuffled table.
 
-Knows tables; imports `samplers`, which has those with coins. Nothing here is amplified by Poisson
-formulas: the guarantee is for replacing contents in place.
+Nothing here is amplified by Poisson formulas: the guarantee is for replacing contents in place.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """(subject, element) pairs: their numbers, their sizes, and bounds on both.
 
-Knows codes of subjects and ids of elements; imports `grouping`, `bounding`. An element is a part of ONE
-subject: two people's elements of the same name are two pairs.
+An element is a part of ONE subject: two people's elements of the same name are two pairs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms of gradients that are never formed: the fast engine. Imports nothing outside `clipping`."""
+"""Norms of gradients that are never formed: the fast engine."""
 
 from tf_subjectdp.clipping.norm_only import layers, recurrent  # noqa: F401 - register their rules
 from tf_subjectdp.clipping.norm_only.passes import why_not

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds a layer's norm rule against the general engine.
-
-Knows a layer and a batch of its inputs; imports `strategy`, `loop` and `partition`.
-"""
+"""Holds a layer's norm rule against the general engine."""
 
 from typing import Any, NamedTuple
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uses of convolution kernels. Knows windows over images; imports `uses`, `products`
-and `norms`.
+"""Uses of convolution kernels.
 
 A convolution's gradient for one image is a matrix product of its patches with the gradient at its
 output. The patches are never all held at once: they are laid out along the window's width, and the

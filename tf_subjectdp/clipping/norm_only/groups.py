@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a chunk form which clipped term. Knows ids and scales; TensorFlow alone."""
+"""Which rows of a chunk form which clipped term."""
 
 from typing import NamedTuple
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules of Keras's layers that multiply, convolve, look up, scale and shift.
 
-Each is the layer's forward pass in terms of a `Record`. Knows Keras layers; imports `rules` and
-`record`. Layers without weights need no rule: that they treat rows one by one is read off the graph.
+Each is the layer's forward pass in terms of a `Record`. Layers without weights need no rule: that
+they treat rows one by one is read off the graph.
 """
 
 from typing import Any

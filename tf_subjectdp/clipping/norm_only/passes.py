@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One forward and one backward pass over all rows, down to what the weights put out.
 
-Knows rows, layers and variables; imports `record`, `rules`, `row_wise` and `uses`. The forward pass
-sees the whole batch at once, so item i's gradient may be read off row i only where no row meets
-another. That is proven from the traced graph before anything is computed (`row_wise`); whatever cannot
-be proven is not served.
+The forward pass sees the whole batch at once, so item i's gradient may be read off row i only where
+no row meets another. That is proven from the traced graph before anything is computed (`row_wise`);
+whatever cannot be proven is not served.
 """
 
 from collections.abc import Callable, Sequence

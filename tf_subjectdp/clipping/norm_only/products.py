@@ -3,7 +3,7 @@
 
 Row i's gradient is sum_t x_it (outer) d_it, where x is what the weight received and d the gradient of
 the loss at what it put out; its square is a sum over pairs of positions (x_it . x_is)(d_it . d_is),
-and a group's a sum over pairs of its rows. Imports `uses`, `groups` and `norms`.
+and a group's a sum over pairs of its rows.
 
 Rounding errs upwards: a norm that is taken for too small would clip too little. Products of pairs are
 made in float64; and what float32 loses in the step's own sum of a gradient's terms counts as part of the

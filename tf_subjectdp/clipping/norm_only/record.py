@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a layer's rule calls instead of the plain operation, so that norms can be taken afterwards.
 
-Knows variables and tensors; imports `uses`, `products` and `convolution`. A rule is the layer's
-forward pass written with a `Record`: every method computes what its TensorFlow counterpart would,
-and notes what the weight received. The weight's value is cut off from differentiation; any gradient
-that still reaches a weight therefore comes from a use that no rule knows, which is how such uses are
-found.
+A rule is the layer's forward pass written with a `Record`: every method computes what its TensorFlow
+counterpart would, and notes what the weight received. The weight's value is cut off from
+differentiation; any gradient that still reaches a weight therefore comes from a use that no rule
+knows, which is how such uses are found.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,8 +2,7 @@
 """Rules of LSTM and GRU, computed by scans of our own (`scans`).
 
 The input's product is taken for all steps at once, and the gradient at it is the gradient at the
-gates: with what the kernels received at each step, all that the norms need. Knows Keras layers;
-imports `rules`, `record`, `scans` and `uses`.
+gates: with what the kernels received at each step, all that the norms need.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registry of layer rules, and how they take the place of the layers' own `call`.
 
-Knows classes of layers and functions; imports `record` alone. A rule is written for one class: a
-subclass may compute something else, and has none unless it is registered itself.
+A rule is written for one class: a subclass may compute something else, and has none unless it is
+registered itself.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is kept of a weight's use, and what follows from it: norms, and a weighted gradient.
 
-Knows tensors that share the leading axis of the rows; imports `groups` and `norms`. The gradient of row
-i with respect to the weight is never formed where its norm follows from less:
+The gradient of row i with respect to the weight is never formed where its norm follows from less:
 
 * `ItemGradients`: the gradients themselves, where they are small (biases, scales).
 * `Lookups`: the weight is a table, and row i's gradient is zero but for the entries that it looked up.
