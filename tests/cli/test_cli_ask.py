@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tf_subjectdp import accounting, algorithms, planning, sampling
+from tf_subjectdp import accounting, algorithms, plans, sampling
 from tf_subjectdp.accounting.silos import central
 from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan
 from tf_subjectdp.accounting.silos.silo import Silo
@@ -94,7 +94,7 @@ def test_batches_of_a_fixed_size_are_accounted_as_in_a_plan(capsys, sampling_nam
         *("--items-per-subject", 7, "--unit", unit),
     )
     sampler = {"fixed-size": sampling.FixedSize, "shuffle": sampling.Shuffle}[sampling_name](50)
-    plan = planning.plan(
+    plan = plans.plan(
         algorithms.HiGradAvg(1.0),
         sampler,
         sampling.SubjectStats.public(n_items=1000, n_subjects=200, max_items=7),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tf_subjectdp as sdp
-from tf_subjectdp import planning
+from tf_subjectdp import plans
 from tf_subjectdp.algorithms import base, pairs
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -41,7 +41,7 @@ def works(algorithm, sampler, unit):
 
 
 def test_samplings_and_their_names_are_those_of_the_planner():
-    known = {scheme: kind.__name__ for kind, scheme in planning._SCHEMES.items()}
+    known = {scheme: kind.__name__ for kind, scheme in plans._SCHEMES.items()}
     assert known == pairs.SAMPLERS
     assert [name(sampler) for sampler in SAMPLERS] == list(pairs.SAMPLERS.values())
     assert {name(algorithm) for algorithm in ALGORITHMS} == set(base._ALGORITHMS)

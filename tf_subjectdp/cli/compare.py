@@ -16,7 +16,7 @@ from tf_subjectdp.cli.holders import Holder, each_silo
 from tf_subjectdp.cli.output import Result
 from tf_subjectdp.cli.progress import ProgressBar
 from tf_subjectdp.cli.question import Question
-from tf_subjectdp.planning import facts_of
+from tf_subjectdp.plans import facts_of
 from tf_subjectdp.sampling import PoissonItems, PoissonSubjects, SiloStats, SubjectStats
 
 _HEADER = (

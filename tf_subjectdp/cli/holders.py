@@ -14,7 +14,7 @@ from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.choices import check_sampling
 from tf_subjectdp.cli.inputs import figures, flag, note_cap_of_figures, refuse_both
 from tf_subjectdp.cli.options import CLIP_ELEMENTS, CLIP_PARTS
-from tf_subjectdp.planning import facts_of
+from tf_subjectdp.plans import facts_of
 from tf_subjectdp.sampling import (
     FixedSize,
     PoissonElements,

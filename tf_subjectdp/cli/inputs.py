@@ -8,7 +8,7 @@ import dataclasses
 import warnings
 from typing import Any
 
-from tf_subjectdp import planning
+from tf_subjectdp import plans
 from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.progress import ProgressBar
 from tf_subjectdp.plans import number_protected
@@ -74,7 +74,7 @@ def warn_of_delta(
         )
     number = number_protected(unit, stats)
     if number:
-        planning.warn_of_delta(arguments.delta, unit, number)
+        plans.warn_of_delta(arguments.delta, unit, number)
 
 
 def note_cap_of_figures(arguments: argparse.Namespace) -> None:

@@ -18,8 +18,8 @@ from tf_subjectdp.cli.arguments import UsageError
 from tf_subjectdp.cli.choices import algorithm_of, check_parts
 from tf_subjectdp.cli.holders import sampler_of, scheme_of
 from tf_subjectdp.cli.output import Result, jsonable
-from tf_subjectdp.planning import plan as make_plan
 from tf_subjectdp.plans import Plan
+from tf_subjectdp.plans import plan as make_plan
 from tf_subjectdp.runs import Lineage, PrivateRun, WeightsCost
 from tf_subjectdp.sampling import SiloStats, SubjectStats
 from tf_subjectdp.statement import privacy_statement, weights_statement

@@ -17,8 +17,16 @@ from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, check_cap
 from tf_subjectdp.algorithms.part_clipping import PartClipping
 from tf_subjectdp.federated import costs
 from tf_subjectdp.federated.plans import NOISE_AT, VIEWS, WEIGHTINGS, FederatedPlan
-from tf_subjectdp.planning import check_epsilon, facts_of, warn_of_delta, without_unused_sums
-from tf_subjectdp.plans import check_delta, check_unit, guarantee_of, number_protected
+from tf_subjectdp.plans import (
+    check_delta,
+    check_epsilon,
+    check_unit,
+    facts_of,
+    guarantee_of,
+    number_protected,
+    warn_of_delta,
+    without_unused_sums,
+)
 from tf_subjectdp.sampling import (
     FixedSize,
     PoissonElements,
