@@ -27,8 +27,8 @@ UNKNOWN = (
     'PrivateModel(model, initial_weights="public").)'
 )
 PUBLIC = (
-    "The weights that the training began with are fresh, or were trained on data that need no "
-    'protection: this is the user\'s word (initial_weights="public").'
+    "The weights that the training began with, and the optimizer's state, are fresh or were trained on "
+    'data that need no protection: this is the user\'s word (initial_weights="public").'
 )
 
 

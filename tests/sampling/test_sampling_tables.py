@@ -115,7 +115,7 @@ def test_a_quote_that_would_hide_rows_is_refused(tmp_path, monkeypatch, name, re
 def test_quotes_that_may_be_strays_are_counted_as_written_and_told(tmp_path, reader):
     # ditto marks: the quotes of the second row and the third make one field of them
     path = write(tmp_path / "t.csv", 'id,t\n1,a\n2,"\n\n3,"\n4,"b, c\nd"\n5,e\n')
-    with pytest.warns(UserWarning, match=r"that each read like a row, 1 times \(first in line 3\)"):
+    with pytest.warns(UserWarning, match=r"that read like rows, 1 times \(first in line 3\)"):
         same_counts(stats_from_table(path, "id", reader=reader), ["1", "2", "4", "5"])
 
 
@@ -151,7 +151,7 @@ def _read_by_hand(text):
     text=st.text(st.sampled_from(list("ab,,\n\n\r") + ['"'] * 3), max_size=16),
     last=st.sampled_from(["", "\n"]),
 )
-@pytest.mark.filterwarnings("ignore:.*that each read like a row")
+@pytest.mark.filterwarnings("ignore:.*that read like rows")
 @pytest.mark.parametrize("reader", READERS)
 def test_any_text_is_read_as_by_hand_or_refused(tmp_path_factory, text, last, reader):
     text = f"{text}{last}"
@@ -191,7 +191,7 @@ _CELLS = st.text(st.sampled_from('ab,"\n\r 0é;'), min_size=1, max_size=4).filte
 
 @settings(deadline=None, max_examples=80, derandomize=True)
 @given(rows=st.lists(st.tuples(_CELLS, _CELLS), min_size=1, max_size=30))
-@pytest.mark.filterwarnings("ignore:.*that each read like a row")
+@pytest.mark.filterwarnings("ignore:.*that read like rows")
 @pytest.mark.parametrize("reader", READERS)
 def test_whatever_a_csv_writer_writes_is_counted_as_written(tmp_path_factory, rows, reader):
     text = io.StringIO(newline="")

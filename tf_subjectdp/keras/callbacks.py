@@ -523,12 +523,21 @@ def uncovered(callbacks: Sequence[Any], public_validation: bool) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
+def _by_hand(callback: Any, name: str) -> bool:
+    """Whether an attribute is a method, or a comparison of figures, that Keras did not put there."""
+    if name != "monitor_op":
+        return callable(getattr(type(callback), name, None))
+    compares = callback.monitor_op
+    of_keras = (getattr(compares, "__module__", None) or "").split(".")[0] == "keras"
+    return not (compares is None or isinstance(compares, np.ufunc) or of_keras)
+
+
 def _uses(callback: Any) -> tuple[list[str], list[str]]:
     """The figures by which a callback decides, and those that it writes."""
     keras, kind = tf.keras.callbacks, type(callback)
     decides, writes = [], []
-    if any(callable(getattr(kind, name, None)) for name in vars(callback)):
-        decides = [_ANYTHING]  # a method that was put in by hand
+    if any(_by_hand(callback, name) for name in vars(callback)):
+        decides = [_ANYTHING]
     elif kind in _BLIND or kind is keras.LearningRateScheduler:
         pass
     elif kind in (keras.EarlyStopping, keras.ReduceLROnPlateau):

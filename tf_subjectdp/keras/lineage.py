@@ -92,6 +92,14 @@ def _fingerprint(sample: np.ndarray) -> str | None:
     return hashlib.blake2b(sample.tobytes(), digest_size=10).hexdigest()
 
 
+def _digest(variable: tf.Variable) -> tuple[int, int, bytes]:
+    """All of a weight's bits: what Keras trains without noise may be a few rows of a table."""
+    values = np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)
+    words = values[: values.size // 8 * 8].view(np.uint64)
+    xor = int(np.bitwise_xor.reduce(words)) if words.size else 0
+    return xor, int(words.sum(dtype=np.uint64)), values[words.size * 8 :].tobytes()
+
+
 def _is_constant(variable: tf.Variable, sample: np.ndarray) -> bool:
     """Whether a weight is one number everywhere, which nothing was learned into."""
     if _fingerprint(sample) is not None:
@@ -100,18 +108,20 @@ def _is_constant(variable: tf.Variable, sample: np.ndarray) -> bool:
     return bool((values == values.flat[0]).all())
 
 
-# By fingerprint: everything released of weights that this process left behind or read from a file; the
-# oldest first.
-_KNOWN: collections.OrderedDict[str, Lineage] = collections.OrderedDict()
+# By fingerprint: everything released of weights that this process left behind or read from a file, and
+# their digest where Python saw all of them; the oldest first.
+_KNOWN: collections.OrderedDict[str, tuple[Lineage, Any]] = collections.OrderedDict()
 # Those who train: what their latest steps left is made known when somebody has to look it up.
 _TRAINING: "weakref.WeakSet[LineageTracker]" = weakref.WeakSet()
 
 
-def _register(fingerprints: Iterable[str | None], record: Lineage) -> None:
-    for fingerprint in fingerprints:
+def _register(marks: Iterable[tuple[str | None, Any]], record: Lineage) -> None:
+    """`marks`: fingerprints, and digests or None."""
+    for fingerprint, digest in marks:
         if fingerprint is None:
             continue
-        found, before = record, _KNOWN.pop(fingerprint, None)
+        before, known = _KNOWN.pop(fingerprint, (None, None))
+        found, digest = record, known if digest is None else digest
         if before is not None and record.unknown and not before.unknown:
             # These very values are known: that others beside them are not, here or to the one who
             # wrote a file, changes nothing.
@@ -119,7 +129,7 @@ def _register(fingerprints: Iterable[str | None], record: Lineage) -> None:
         elif before is not None and before is not record:
             found = Lineage(before.runs.items(), before.remarks)
             found.absorb(record)
-        _KNOWN[fingerprint] = found  # as the newest
+        _KNOWN[fingerprint] = found, digest  # as the newest
     while len(_KNOWN) > _MOST_KNOWN:
         _KNOWN.popitem(last=False)
 
@@ -137,7 +147,7 @@ def register_file(config: dict[str, Any]) -> Lineage:
             "statement then says that their cost is not known."
         )
     for fingerprints, record in config["weights"]:
-        _register(fingerprints, Lineage.from_config(record))
+        _register([(found, None) for found in fingerprints], Lineage.from_config(record))
     return Lineage.from_config(config["record"])
 
 
@@ -211,9 +221,9 @@ def _initial(
 
 
 def _is_initial(layer: Any, initializer: Any, variable: tf.Variable) -> bool | None:
-    kinds, random = tf.keras.initializers, type(getattr(initializer, "seed", None))
-    if isinstance(initializer, kinds.Constant) and np.ndim(initializer.value) > 0:
-        return False  # A matrix from somewhere.
+    random = type(getattr(initializer, "seed", None))
+    if any(np.ndim(given) > 0 for given in vars(initializer).values()):
+        return False  # An array from somewhere.
     of_keras = type(initializer).__module__.split(".")[0] == "keras"
     if not of_keras or random not in (int, type(None)):
         return None
@@ -321,10 +331,12 @@ class LineageTracker:
         self.owner: Any = None
         self._record = Lineage()
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
-        # By the variable's identity: its latest values, and those that were last written from outside.
-        self._seen: dict[int, tuple[tf.Variable, np.ndarray]] = {}
+        # By the variable's identity: its latest values with their digest (None: a step left them), and
+        # those that were last written from outside.
+        self._seen: dict[int, tuple[tf.Variable, np.ndarray, Any]] = {}
         self._given: dict[int, np.ndarray] = {}
         self._stepped: dict[tuple[int, ...], _Stepped] = {}
+        self._steps_at_look = 0
         self._unknown: set[str] = set()
         # What was read while a file is being loaded.
         self._waiting: list[Lineage] | None = None
@@ -352,6 +364,11 @@ class LineageTracker:
     def remarks(self) -> tuple[str, ...]:
         """The sentences of `remark`, which no epsilon covers; that weights are from elsewhere leads."""
         return self._record.first()
+
+    @property
+    def decisions(self) -> list[str]:
+        """Those of `remarks` that an optimizer's settings may carry on: what callbacks have decided."""
+        return [said for said in self._record.remarks if said not in (UNKNOWN, PUBLIC)]
 
     @property
     def unknown(self) -> bool:
@@ -428,12 +445,14 @@ class LineageTracker:
 
     def _look(self, drawn: Mapping[int, tuple[tf.Variable, Any]]) -> None:
         self._ask_steps()
+        taken = 0 if self.owner is None else int(self.owner.own_counts[0])
+        moved, self._steps_at_look = taken != self._steps_at_look, taken
         # Several lists of weights may share some: the latest step of any of them counts.
         for steps in self._stepped.values():
             values = _values(steps.variables)
             for variable, now, left in zip(steps.variables, values, steps.last_left(), strict=True):
-                if _same(now, left):
-                    self._seen[id(variable)] = (variable, now)
+                if _same(now, left) and (moved or not self._saw(variable, now)):
+                    self._seen[id(variable)] = (variable, now, None)
         for steps in self._stepped.values():
             self._look_at(steps.variables, [])
             steps.left.assign(_sample(steps.variables))
@@ -452,7 +471,10 @@ class LineageTracker:
         for steps in self._stepped.values():
             steps.left.assign(_sample(steps.variables))
             for variable, left in zip(steps.variables, steps.last_left(), strict=True):
-                self._seen[id(variable)] = (variable, left)
+                self._seen[id(variable)] = (variable, left, None)
+
+    def _saw(self, variable: tf.Variable, sample: np.ndarray) -> bool:
+        return id(variable) in self._seen and _same(self._seen[id(variable)][1], sample)
 
     def absorb(self, record: Lineage) -> None:
         """Adds what was released of weights that came in; the owner counts runs of its own plan."""
@@ -492,7 +514,7 @@ class LineageTracker:
         self.initial_weights = other.initial_weights = word
         self.absorb(other.look().record)
         self._seen.update(other._seen)
-        self._given.update({key: value for key, (_, value) in other._seen.items()})
+        self._given.update({key: value for key, (_, value, _) in other._seen.items()})
 
     def _look_at(
         self,
@@ -502,45 +524,50 @@ class LineageTracker:
     ) -> None:
         new, changed = [], []
         for variable, now in zip(variables, _values(variables), strict=True):
-            _, before = self._seen.get(id(variable), (None, None))
-            self._seen[id(variable)] = (variable, now)
-            if before is not None and _same(before, now):
+            digest = _digest(variable)
+            _, before, then = self._seen.get(id(variable), (None, None, None))
+            self._seen[id(variable)] = (variable, now, digest)
+            if before is not None and _same(before, now) and then in (None, digest):
                 continue
             self._given[id(variable)] = now
-            if before is None:
-                new.append((variable, now))
-            else:
-                changed.append((variable, now))
+            (new if before is None else changed).append((variable, now, digest))
         self._resolve(changed)
-        known = self._recognise([now for _, now in new])
-        new = [pair for pair, found in zip(new, known, strict=True) if not found]
-        new = [(v, _fingerprint(value)) for v, value in new if not _is_constant(v, value)]
+        known = self._recognise([entry[1:] for entry in new])
+        new = [entry for entry, found in zip(new, known, strict=True) if not found]
+        new = [
+            (variable, (_fingerprint(value), digest))
+            for variable, value, digest in new
+            if not _is_constant(variable, value)
+        ]
         if new and self.initial_weights == "public":
             self.remark(PUBLIC)
-            _register([fingerprint for _, fingerprint in new], Lineage(remarks=[PUBLIC]))
+            _register([mark for _, mark in new], Lineage(remarks=[PUBLIC]))
             return
         told = _initial(layers, drawn, [variable for variable, _ in new])
-        for variable, fingerprint in new:
+        for variable, mark in new:
             if told.get(id(variable), False):
-                _register([fingerprint], Lineage())
+                _register([mark], Lineage())
             else:
                 self._note_unknown(variable)
 
-    def _recognise(self, values: Sequence[np.ndarray]) -> list[bool]:
-        """Adds what is known of these values; says of which of them something is."""
-        fingerprints = [_fingerprint(value) for value in values]
+    def _recognise(self, values: Sequence[tuple[np.ndarray, Any]]) -> list[bool]:
+        """Adds what is known of these values; says which are known, all of them where all were seen."""
+        fingerprints = [_fingerprint(value) for value, _ in values]
         if any(found is not None and found not in _KNOWN for found in fingerprints):
             for training in list(_TRAINING):
                 training._make_known()
-        records = {id(r): r for r in map(_KNOWN.get, fingerprints) if r is not None}
-        for record in records.values():
+        known = [_KNOWN.get(fingerprint) for fingerprint in fingerprints]
+        for record in {id(entry[0]): entry[0] for entry in known if entry is not None}.values():
             self.absorb(record)
-        return [found in _KNOWN for found in fingerprints]
+        return [
+            entry is not None and (None in (digest, entry[1]) or digest == entry[1])
+            for entry, (_, digest) in zip(known, values, strict=True)
+        ]
 
-    def _resolve(self, changed: Sequence[tuple[tf.Variable, np.ndarray]]) -> None:
-        known = self._recognise([value for _, value in changed])
-        for (variable, value), found in zip(changed, known, strict=True):
-            if not found and _fingerprint(value) is not None:
+    def _resolve(self, changed: Sequence[tuple[tf.Variable, np.ndarray, Any]]) -> None:
+        known = self._recognise([entry[1:] for entry in changed])
+        for (variable, value, _), found in zip(changed, known, strict=True):
+            if not found and not _is_constant(variable, value):
                 self._note_unknown(variable)
 
     def _note_unknown(self, variable: tf.Variable) -> None:
@@ -553,7 +580,7 @@ class LineageTracker:
         """Looks up what the steps since the last time met instead of what they had left."""
         for steps in self._stepped.values():
             met, lost = steps.what_steps_met()
-            self._resolve(met)
+            self._resolve([(variable, value, None) for variable, value in met])
             if lost:
                 self.remark(UNKNOWN)
 
@@ -562,9 +589,15 @@ class LineageTracker:
         self._ask_steps()
         record = self.record
         for steps in self._stepped.values():
-            pairs = zip(steps.variables, steps.last_left(), strict=True)
-            left = [now for variable, now in pairs if not _same(now, self._given[id(variable)])]
-            _register(map(_fingerprint, left), record)
+            left = [
+                (
+                    _fingerprint(now),
+                    self._seen[id(variable)][2] if self._saw(variable, now) else None,
+                )
+                for variable, now in zip(steps.variables, steps.last_left(), strict=True)
+                if not _same(now, self._given[id(variable)])
+            ]
+            _register(left, record)
 
     # -- files ----------------------------------------------------------------------------------------
 
@@ -576,10 +609,10 @@ class LineageTracker:
         self.look()
         record = self.record
         groups: dict[int, tuple[Lineage, list[str]]] = {}
-        for _, value in self._seen.values():
+        for _, value, _ in self._seen.values():
             fingerprint = _fingerprint(value)
             if fingerprint is not None:
-                known = _KNOWN.get(fingerprint, record)
+                known, _ = _KNOWN.get(fingerprint, (record, None))
                 groups.setdefault(id(known), (known, []))[1].append(fingerprint)
         weights = [[found, known.get_config()] for known, found in groups.values()]
         found = {"record": record.get_config(), "weights": weights}

@@ -706,6 +706,8 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             "weight_radius": self._weight_radius,
             "initial_weights": self._lineage.initial_weights,
         }
+        if self._lineage.decisions:
+            config["decisions"] = self._lineage.decisions
         if self.plan is not None:
             return {**config, "plan": self.plan.get_config()}
         return {
@@ -726,7 +728,11 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             config["plan"] = Plan.from_config(config["plan"])
         if config.get("algorithm") is not None:
             config["algorithm"] = algorithm_from_config(config["algorithm"])
-        return cls(inner, **config)
+        decisions = config.pop("decisions", ())
+        made = cls(inner, **config)
+        for sentence in decisions:
+            made._lineage.remark(sentence)
+        return made
 
     def __deepcopy__(self, memo: Any) -> "DPOptimizer":
         """As Keras's `from_config(get_config())`: it has taken no step, and neither has its inner one.
@@ -749,6 +755,8 @@ class DPOptimizer(CountsSteps, tf.keras.optimizers.Optimizer):
             initial_weights=None if self.steps_taken else self._lineage.initial_weights,
             name=self.name,
         )
+        for sentence in self._lineage.decisions:
+            copied._lineage.remark(sentence)
         return copied
 
 

@@ -479,15 +479,13 @@ class _Rows:
         return held
 
     def _look_within(self, held: list[list[str]], before: int) -> None:
-        """Counts the rows whose every line could be one; `before` lines came before them."""
+        """Counts the rows of which two lines could be one; `before` lines came before them."""
         for at, row in enumerate(held):
             # few rows have delimiters enough, and lines are slow to make
             if self._delimiter.join(row).count(self._delimiter) < 2 * (len(row) - 1):
                 continue
-            lines = [line for line in self._lines(row) if line]
-            if len(lines) > 1 and all(
-                line.count(self._delimiter) >= len(row) - 1 for line in lines
-            ):
+            like_a_row = (line.count(self._delimiter) >= len(row) - 1 for line in self._lines(row))
+            if len(row) > 1 and sum(like_a_row) > 1:
                 self._hiding += 1
                 if self._hiding == 1:
                     self._first_hiding = before + 1 + self._lines_of(held[:at])
@@ -500,10 +498,10 @@ class _Rows:
         return sum(len(self._lines(row)) for row in rows)
 
     def note_lines_within(self) -> None:
-        """Warns of rows whose every line would be a row if the quotes were strays."""
+        """Warns of rows whose lines would be rows if the quotes were strays."""
         if self._hiding:
             warnings.warn(
-                "the quotes of the table make one row of several lines that each read like a row, "
+                "the quotes of the table make one row of several lines that read like rows, "
                 f"{self._hiding} times (first in line {self._first_hiding}); if those lines are rows, "
                 "people are missing in the count: mend the quotes",
                 stacklevel=4,

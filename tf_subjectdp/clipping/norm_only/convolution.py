@@ -273,7 +273,13 @@ def use(
 
 
 def use_of_patches(
-    images: tf.Tensor, gradient: tf.Tensor, shape: Any, window: Window, groups: int
+    images: tf.Tensor,
+    gradient: tf.Tensor,
+    shape: Any,
+    window: Window,
+    groups: int,
+    *,
+    whole: bool = False,
 ) -> Use:
     """The use of a kernel [..., c / groups, o] over images, sequences or volumes of any rank, each group
     of channels alone; all patches are held."""
@@ -284,7 +290,7 @@ def use_of_patches(
         flat = tf.reshape(given, [-1, window.positions, given.shape[-1]])
         parts.append((patches(met, window), flat))
     if groups == 1:
-        return product(*parts[0], shape)
+        return product(*parts[0], shape, whole=whole)
     each = [Product(*part, [*shape[:-1], shape[-1] // groups]).item_gradients() for part in parts]
     return ItemGradients(tf.concat(each, -1), shape)
 

@@ -261,7 +261,9 @@ class Record:
                 kernel,
                 inputs,
                 output,
-                lambda d: convolution.use_of_patches(inputs, d, shape, window, groups),
+                lambda d: convolution.use_of_patches(
+                    inputs, d, shape, window, groups, whole=self._whole
+                ),
             )
         return self._noted(
             kernel,
