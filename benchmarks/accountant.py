@@ -20,7 +20,7 @@ from tf_subjectdp.accounting.engine import discretise, pld, rdp  # noqa: E402
 
 _CACHED = (
     discretise.loss_table,
-    pld.pld_epsilon,
+    pld.pld_bound,
     pld.pld_delta,
     rdp.rdp_epsilon,
     rdp.rdp_delta,
