@@ -18,7 +18,6 @@ import dp_accounting
 from tf_subjectdp.accounting import _checks, solve
 from tf_subjectdp.accounting.engine.gaussian import gaussian_epsilon
 from tf_subjectdp.accounting.engine.ledger import Ledger, ledger
-from tf_subjectdp.accounting.engine.mechanisms import Mechanism
 from tf_subjectdp.accounting.engine.renyi import renyi_divergence
 from tf_subjectdp.accounting.group_conversions import (
     Guarantee,
@@ -208,7 +207,7 @@ def _rdp_group_epsilon(entries: Ledger, size: int, delta: float) -> float:
     """Proposition 2 at the best real order of the group, at least 2 (above 1 for a group of one)."""
     doublings = doublings_of(size)
     scale, factor = 2.0**doublings, 3.0**doublings
-    if any(_drops(mechanism) for mechanism, _ in entries.entries):
+    if entries.dropped > 0.0:
         raise ValueError(
             'rule="rdp" is not proven for an event whose far tail counts as a loss without bound '
             '(a mixture of many sensitivities); take rule="tight".'
@@ -221,12 +220,6 @@ def _rdp_group_epsilon(entries: Ledger, size: int, delta: float) -> float:
         )
 
     return smallest_conversion(divergence, delta, 2.0 if doublings else 1.02)
-
-
-def _drops(mechanism: Mechanism) -> bool:
-    """Whether some of the mechanism's mass counts as infinite loss."""
-    parts = [part for _, part in getattr(mechanism, "parts", ())]
-    return getattr(mechanism, "dropped", 0.0) > 0.0 or any(map(_drops, parts))
 
 
 def _gaussian_mu(entries: Ledger, rule: str) -> float:

@@ -10,7 +10,7 @@ import dp_accounting
 from tf_subjectdp.accounting import _checks
 from tf_subjectdp.accounting.engine.ledger import ledger
 from tf_subjectdp.accounting.engine.pld import TARGET_ERROR, pld_bound, pld_delta, pld_epsilon
-from tf_subjectdp.accounting.engine.rdp import rdp_delta, rdp_epsilon
+from tf_subjectdp.accounting.engine.renyi import rdp_delta, rdp_epsilon
 from tf_subjectdp.accounting.searching import smallest_factor
 
 # Relative error of the grid on which a search for noise starts.

@@ -16,7 +16,7 @@ import dp_accounting
 
 from tf_subjectdp.accounting import _checks
 from tf_subjectdp.accounting.engine.canonical import NotPrivate, canonical
-from tf_subjectdp.accounting.engine.mechanisms import Gaussian, Mechanism, presence
+from tf_subjectdp.accounting.engine.mechanisms import Gaussian, Mechanism, dropped, presence
 
 ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
@@ -45,6 +45,11 @@ class Ledger:
         if any(share >= 1.0 for share, _ in shares):
             return 1.0
         return -math.expm1(math.fsum(count * math.log1p(-share) for share, count in shares))
+
+    @property
+    def dropped(self) -> float:
+        """Mass that the mixtures lack, over all steps."""
+        return math.fsum(count * dropped(mechanism) for mechanism, count in self.entries)
 
     @property
     def only_gaussian_mu(self) -> float | None:

@@ -273,3 +273,10 @@ def presence(mechanism: Mechanism) -> float:
     if isinstance(mechanism, Known):
         return math.fsum(weight * presence(part) for weight, part in mechanism.parts)
     return 1.0
+
+
+def dropped(mechanism: Mechanism) -> float:
+    """Mass of one step that mixtures in `mechanism` lack, at most; it is to be put into delta."""
+    if isinstance(mechanism, Known):
+        return max(dropped(part) for _, part in mechanism.parts)
+    return mechanism.dropped if isinstance(mechanism, Mixture) else 0.0

@@ -26,7 +26,7 @@ from tf_subjectdp.accounting.engine.direction import HOPELESS, ComposedDirection
 from tf_subjectdp.accounting.engine.gaussian import gaussian_delta, gaussian_epsilon
 from tf_subjectdp.accounting.engine.ledger import Ledger
 from tf_subjectdp.accounting.engine.mechanisms import LossAtoms
-from tf_subjectdp.accounting.engine.rdp import rdp_epsilon
+from tf_subjectdp.accounting.engine.renyi import rdp_epsilon
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from scipy import sparse
 
 from tf_subjectdp.accounting.engine.ledger import Ledger
 from tf_subjectdp.accounting.engine.mechanisms import make_mixture
+from tf_subjectdp.accounting.engine.renyi import THETA, grid_cumulants
 from tf_subjectdp.accounting.events import compose, nonprivate_event
 from tf_subjectdp.accounting.silos.central import mixture_event
 from tf_subjectdp.accounting.silos.laws import Law, NoisedSum, dominates, noised_sum, sum_law
-from tf_subjectdp.accounting.silos.renyi_grid import THETA, Question, ledger_cumulants
-from tf_subjectdp.accounting.silos.views import SiloLike, View, largest_of_any
+from tf_subjectdp.accounting.silos.views import Question, SiloLike, View, largest_of_any
 
 # Rows of a table that are summed at once.
 _ROWS = 8192
@@ -183,8 +183,8 @@ class AverageView(View):
         if law is None or deviation == 0.0:
             return np.full(len(THETA), math.inf), 0.0
         mechanism = make_mixture(np.asarray(law.values) / deviation, law.probabilities)
-        entries = () if mechanism is None else ((mechanism, segment.count),)
-        return ledger_cumulants(Ledger(entries, False))
+        released = Ledger(() if mechanism is None else ((mechanism, segment.count),), False)
+        return grid_cumulants(released), released.dropped
 
 
 def averaging_refusal(silos: Sequence[SiloLike]) -> str | None:

@@ -21,11 +21,10 @@ import numpy as np
 from tf_subjectdp.accounting import _checks, solve
 from tf_subjectdp.accounting.searching import largest_integer, smallest_factor
 from tf_subjectdp.accounting.silos.average_view import AverageView, averaging_refusal
-from tf_subjectdp.accounting.silos.renyi_grid import Question
 from tf_subjectdp.accounting.silos.silo import Silo, as_silos
 from tf_subjectdp.accounting.silos.subsets import held, search_worst, worst_multisets
 from tf_subjectdp.accounting.silos.updates_view import UpdatesView
-from tf_subjectdp.accounting.silos.views import View
+from tf_subjectdp.accounting.silos.views import Question, View
 from tf_subjectdp.accounting.silos.wording import VIEWS, describe_plan
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ import numpy as np
 from scipy import sparse
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting.silos.renyi_grid import Question
 from tf_subjectdp.accounting.silos.subsets import search_worst
-from tf_subjectdp.accounting.silos.views import View
+from tf_subjectdp.accounting.silos.views import Question, View
 
 if TYPE_CHECKING:
     from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tf_subjectdp.accounting.silos.renyi_grid import Question
-from tf_subjectdp.accounting.silos.views import View
+from tf_subjectdp.accounting.silos.views import Question, View
 
 #: More multisets than this are not listed; a bound on all of them at once is taken.
 MOST_SUBSETS = 20_000

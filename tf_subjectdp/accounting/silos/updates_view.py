@@ -10,11 +10,11 @@ import numpy as np
 from scipy import sparse
 
 from tf_subjectdp.accounting.engine.ledger import Ledger, ledger
+from tf_subjectdp.accounting.engine.renyi import grid_cumulants
 from tf_subjectdp.accounting.events import compose, nonprivate_event
 from tf_subjectdp.accounting.silos.batch_pld import batch_deltas, batch_epsilons, can_batch
 from tf_subjectdp.accounting.silos.dominance import ledger_dominates
-from tf_subjectdp.accounting.silos.renyi_grid import Question, ledger_cumulants
-from tf_subjectdp.accounting.silos.views import SiloLike, View, largest_of_any
+from tf_subjectdp.accounting.silos.views import Question, SiloLike, View, largest_of_any
 
 # Rows of a table that are summed at once.
 _ROWS = 8192
@@ -58,8 +58,8 @@ class UpdatesView(View):
         return ledger_dominates(keys[larger], keys[smaller])
 
     def _table(self) -> tuple[np.ndarray, np.ndarray]:
-        rows = [ledger_cumulants(key) for key in self._keys]
-        return np.array([row for row, _ in rows]), np.array([dropped for _, dropped in rows])
+        table = np.array([grid_cumulants(key) for key in self._keys])
+        return table, np.array([key.dropped for key in self._keys])
 
     def bounds(self, patterns: np.ndarray, question: Question) -> np.ndarray:
         table, dropped = self._table()

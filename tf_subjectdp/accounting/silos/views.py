@@ -9,13 +9,47 @@ gives the exact event of a row (for the engines), and Renyi bounds of all rows (
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 import dp_accounting
 import numpy as np
 
-from tf_subjectdp.accounting.silos.renyi_grid import Question
+from tf_subjectdp.accounting import solve
+from tf_subjectdp.accounting.engine.renyi import THETA, convert_delta, convert_epsilon
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """epsilon at `delta`, or delta at `epsilon`: exactly one of them is set."""
+
+    delta: float | None = None
+    epsilon: float | None = None
+
+    def answer(self, event: dp_accounting.DpEvent, engine: str) -> float:
+        """The answer for one event, by an engine."""
+        if self.delta is not None:
+            return solve.epsilon(event, delta=self.delta, engine=engine)
+        return solve.delta(event, epsilon=self.epsilon, engine=engine)
+
+    def bound(self, cumulants: np.ndarray, dropped: np.ndarray | float) -> np.ndarray:
+        """An upper bound on the answer from cumulants.
+
+        Args:
+          cumulants: K(theta) of the compositions at `THETA`, shape (n, orders); infinite where
+            unknown.
+          dropped: mass that the mixtures lack (it goes into delta), shape (n,) or a number.
+
+        Returns:
+          Bounds, float64 of shape (n,).
+        """
+        if self.delta is None:
+            found = convert_delta(THETA, cumulants, self.epsilon).min(axis=1)
+            return np.minimum(found + dropped, 1.0)
+        budget = np.reshape(self.delta - dropped, (-1, 1))
+        found = convert_epsilon(THETA, cumulants, budget).min(axis=1)
+        return np.where(cumulants.max(axis=1) > 0.0, np.maximum(found, 0.0), 0.0)
 
 
 class SiloLike(Protocol):
