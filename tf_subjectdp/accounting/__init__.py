@@ -50,8 +50,12 @@ from tf_subjectdp.accounting.silos.central import (
     central_group_event,
     central_higradavg_event,
 )
-from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan, WorstCase
-from tf_subjectdp.accounting.silos.membership import SubjectEpsilons, per_subject_epsilon
+from tf_subjectdp.accounting.silos.horizontal import (
+    HorizontalPlan,
+    SubjectEpsilons,
+    WorstCase,
+    per_subject_epsilon,
+)
 from tf_subjectdp.accounting.silos.silo import Silo
 from tf_subjectdp.accounting.solve import delta, epsilon, noise_multiplier
 
