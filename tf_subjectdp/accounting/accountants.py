@@ -26,8 +26,13 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from tf_subjectdp.accounting import _checks, event_json
-from tf_subjectdp.accounting.engine.canonical import NotPrivate, UnknownEventError, canonical
-from tf_subjectdp.accounting.engine.ledger import Ledger, ledger
+from tf_subjectdp.accounting.engine.ledger import (
+    Ledger,
+    NotPrivate,
+    UnknownEventError,
+    canonical,
+    ledger,
+)
 from tf_subjectdp.accounting.engine.pld import TARGET_ERROR, pld_delta, pld_epsilon
 from tf_subjectdp.accounting.engine.renyi import (
     SMALLEST_THETA,
