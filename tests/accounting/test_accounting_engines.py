@@ -12,8 +12,7 @@ import pytest
 from scipy import integrate, special
 
 from tf_subjectdp import accounting as acc
-from tf_subjectdp.accounting.engine.composition import SingleRelease
-from tf_subjectdp.accounting.engine.cumulants import Cumulants
+from tf_subjectdp.accounting.engine.composition import Cumulants, SingleRelease
 from tf_subjectdp.accounting.engine.discretise import discretise
 from tf_subjectdp.accounting.engine.gaussian import gaussian_delta, gaussian_epsilon
 from tf_subjectdp.accounting.engine.ledger import ledger

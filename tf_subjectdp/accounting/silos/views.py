@@ -27,6 +27,7 @@ from tf_subjectdp.accounting.engine.mechanisms import (
     ReplaceOne,
     make_mixture,
 )
+from tf_subjectdp.accounting.engine.pld import batch_deltas, batch_epsilons, can_batch
 from tf_subjectdp.accounting.engine.renyi import (
     THETA,
     convert_delta,
@@ -34,7 +35,6 @@ from tf_subjectdp.accounting.engine.renyi import (
     grid_cumulants,
 )
 from tf_subjectdp.accounting.events import compose, nonprivate_event
-from tf_subjectdp.accounting.silos.batch_pld import batch_deltas, batch_epsilons, can_batch
 from tf_subjectdp.accounting.silos.laws import (
     Law,
     NoisedSum,
