@@ -2,8 +2,7 @@
 """dp_accounting's accountants, extended by the events of this package.
 
 Subclasses, so that whatever composes a `DpEvent` into an accountant (dp_accounting's calibration,
-TF-Privacy's queries) composes ours, alone, composed or sampled, beside its own in one ledger. Knows
-`ledger`, both engines and `event_json`.
+TF-Privacy's queries) composes ours, alone, composed or sampled, beside its own in one ledger.
 
     accountant = SubjectPLDAccountant()
     accountant.compose(accounting.group_event(0.01, 50, 10.0), 200)

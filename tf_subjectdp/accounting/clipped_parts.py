@@ -7,8 +7,7 @@ added. `noise_multiplier` is the paper's sigma, sd / (2 C). `BatchClipping` is m
 
 A unit whose items hit u of the parts moves the sum by at most 2 C u (each hit part from one point of
 the ball to another), that is u / sigma in units of the noise; the law of u is exact, see
-`tradeoff.part_laws`. Knows `events`, `replaced_events` and those laws; curves over many
-steps against an adversary who sees the places are in `fdp`.
+`tradeoff.part_laws`. Curves over many steps against an adversary who sees the places are in `fdp`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import dp_accounting
 import numpy as np
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting.events import nonprivate_event
-from tf_subjectdp.accounting.replaced_events import revealed_event
+from tf_subjectdp.accounting.events import nonprivate_event, revealed_event
 from tf_subjectdp.accounting.tradeoff import part_laws
 
 # As in `events`: above this many items the window of their law no longer fits into memory.
