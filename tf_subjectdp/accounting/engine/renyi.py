@@ -27,6 +27,7 @@ from tf_subjectdp.accounting.engine.mechanisms import (
     Known,
     Mechanism,
     Pair,
+    ReplaceOne,
     Revealed,
     ZeroConcentrated,
 )
@@ -38,10 +39,10 @@ _LARGEST_THETA = 1e7
 #: Orders 1 + THETA of the bounds of many compositions at once; they cost at most one percent.
 THETA = np.geomspace(0.05, 5e4, 56)
 THETA.flags.writeable = False
-# A window of outcomes serves so many orders; entries (outcomes times components) in it at most.
+# A window of outcomes serves so many orders; outcomes, and outcomes times components, at most.
 _ORDERS_A_WINDOW = 7
-_MOST_ENTRIES_OF_GRID = 400_000
-# On the grid, mechanisms without a vectorised form are not asked beyond this order.
+_QUICK_NODES, _QUICK_ENTRIES = 4_000, 400_000
+# On the grid, mechanisms that take long are not asked beyond this order.
 _LARGEST_SLOW_THETA = 500.0
 
 _SCAN_POINTS = 2001
@@ -166,13 +167,13 @@ def grid_cumulants(ledger: Ledger) -> np.ndarray:
 @functools.lru_cache(maxsize=16_384)
 def _on_grid(mechanism: Mechanism) -> np.ndarray:
     result = np.full(len(THETA), math.inf)
-    slow = isinstance(mechanism, (FixedSize, Known))
+    slow = isinstance(mechanism, (FixedSize, Known, ReplaceOne))
     asked = int(np.sum(THETA <= _LARGEST_SLOW_THETA)) if slow else len(THETA)
     for start in range(0, asked, _ORDERS_A_WINDOW):
         part = slice(start, min(start + _ORDERS_A_WINDOW, asked))
         result[part] = np.max(
             [
-                cumulants(mechanism, side, THETA[part], _MOST_ENTRIES_OF_GRID)
+                cumulants(mechanism, side, THETA[part], quick=not slow)
                 for side in range(sides(mechanism))
             ],
             axis=0,
@@ -215,7 +216,7 @@ def _cumulant(mechanism: Mechanism, side: int, theta: float) -> float:
 
 
 def cumulants(
-    mechanism: Mechanism, side: int, theta: np.ndarray, most_entries: int = _MOST_ENTRIES
+    mechanism: Mechanism, side: int, theta: np.ndarray, *, quick: bool = False
 ) -> np.ndarray:
     """K(theta) of one step in one direction, from above.
 
@@ -223,7 +224,7 @@ def cumulants(
       mechanism: a canonical mechanism.
       side: the direction, 0 or 1; of a mechanism whose directions are alike either.
       theta: orders minus 1, ascending, shape (n,); near each other, or a mixture costs much.
-      most_entries: outcomes times components of a quadrature; beyond, convexity bounds it.
+      quick: convexity bounds what a mixture's quadrature would take more than a millisecond for.
 
     Returns:
       float64 of shape (n,), >= 0.
@@ -236,7 +237,7 @@ def cumulants(
         exponents = np.multiply.outer(gaussian, np.square(mechanism.mus))
         return _log_mean_exp(exponents, np.array(mechanism.probabilities))
     if isinstance(mechanism, Known):
-        parts = [cumulants(part, side, theta, most_entries) for _, part in mechanism.parts]
+        parts = [cumulants(part, side, theta, quick=quick) for _, part in mechanism.parts]
         weights = np.array([weight for weight, _ in mechanism.parts])
         return _log_mean_exp(np.stack(parts, axis=1), weights)
     if isinstance(mechanism, ZeroConcentrated):
@@ -248,7 +249,7 @@ def cumulants(
         exponents = np.multiply.outer(theta, pair.losses)
         found = special.logsumexp(exponents, b=np.asarray(pair.masses), axis=1)
     else:
-        found = _mixture(pair, theta, most_entries)
+        found = _mixture(pair, theta, quick)
     return np.maximum(found, 0.0) + _ROUNDING
 
 
@@ -287,7 +288,7 @@ def _fixed_size(mechanism: FixedSize, theta: float) -> float:
     return float(np.logaddexp(0.0, special.logsumexp(log_terms, b=weights)))
 
 
-def _mixture(pair: Pair, theta: np.ndarray, most_entries: int) -> np.ndarray:
+def _mixture(pair: Pair, theta: np.ndarray, quick: bool) -> np.ndarray:
     """log of the integral of P^(1+theta) Q^(-theta): trapezoid rule, or a bound at extremes."""
     p_low, p_high = min(pair.p_locations), max(pair.p_locations)
     q_low, q_high = min(pair.q_locations), max(pair.q_locations)
@@ -302,8 +303,11 @@ def _mixture(pair: Pair, theta: np.ndarray, most_entries: int) -> np.ndarray:
     points = np.unique(np.concatenate([pair.p_locations, pair.q_locations]))
     gap = float(np.diff(points).max()) if len(points) > 1 else 0.0
     spacing = min(0.25 * width, 0.6 / gap if gap else 1.0)
-    most = most_entries // max(len(pair.p_locations), len(pair.q_locations))
-    if (high - low) / spacing > _SCAN_POINTS:
+    components = max(len(pair.p_locations), len(pair.q_locations))
+    most = _MOST_ENTRIES // components
+    if quick:
+        most = min(_QUICK_NODES, _QUICK_ENTRIES // components)
+    elif (high - low) / spacing > _SCAN_POINTS:
         scan_points = _SCAN_POINTS
         if len(pair.p_locations) > 1:
             # Several peaks are possible: none may fall between two points of the scan. (With a
@@ -327,8 +331,7 @@ def _mixture(pair: Pair, theta: np.ndarray, most_entries: int) -> np.ndarray:
 def _log_integrand(pair: Pair, theta: np.ndarray, x: np.ndarray) -> np.ndarray:
     lp, _ = log_ratio(x, pair.p_locations, pair.p_weights, 1.0 - math.fsum(pair.p_weights))
     lq, _ = log_ratio(x, pair.q_locations, pair.q_weights, 1.0 - math.fsum(pair.q_weights))
-    loss = np.multiply.outer(1.0 + theta, lp) - np.multiply.outer(theta, lq)
-    return loss - 0.5 * x * x - _LOG_ROOT_2PI
+    return np.multiply.outer(theta, lp - lq) + (lp - 0.5 * x * x - _LOG_ROOT_2PI)
 
 
 def _convexity_bound(pair: Pair, theta: np.ndarray) -> np.ndarray:
