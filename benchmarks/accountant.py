@@ -16,14 +16,14 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
 from tf_subjectdp import accounting as acc  # noqa: E402
-from tf_subjectdp.accounting.engine import discretise, pld, rdp  # noqa: E402
+from tf_subjectdp.accounting.engine import discretise, pld, renyi  # noqa: E402
 
 _CACHED = (
     discretise.loss_table,
-    pld.pld_epsilon,
+    pld.pld_bound,
     pld.pld_delta,
-    rdp.rdp_epsilon,
-    rdp.rdp_delta,
+    renyi.rdp_epsilon,
+    renyi.rdp_delta,
 )
 
 SILOS = [(0.0005 + i * 4e-5, 2000 + 200 * i, 500.0 + 10 * i, 62_500) for i in range(16)]

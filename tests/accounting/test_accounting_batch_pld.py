@@ -7,8 +7,7 @@ import pytest
 
 from tf_subjectdp import accounting as acc
 from tf_subjectdp.accounting.engine.ledger import ledger
-from tf_subjectdp.accounting.engine.pld import pld_delta
-from tf_subjectdp.accounting.silos.batch_pld import batch_deltas, batch_epsilons, can_batch
+from tf_subjectdp.accounting.engine.pld import batch_deltas, batch_epsilons, can_batch, pld_delta
 
 ALIKE = [(acc.higradavg_event(0.005 + i / 2e3, 5 + i, 20.0 + i), 1500) for i in range(8)]
 UNLIKE = [

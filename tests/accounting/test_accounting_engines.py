@@ -12,8 +12,7 @@ import pytest
 from scipy import integrate, special
 
 from tf_subjectdp import accounting as acc
-from tf_subjectdp.accounting.engine.composition import SingleRelease
-from tf_subjectdp.accounting.engine.cumulants import Cumulants
+from tf_subjectdp.accounting.engine.composition import Cumulants, SingleRelease
 from tf_subjectdp.accounting.engine.discretise import discretise
 from tf_subjectdp.accounting.engine.gaussian import gaussian_delta, gaussian_epsilon
 from tf_subjectdp.accounting.engine.ledger import ledger
@@ -363,7 +362,7 @@ def test_calibration_of_no_steps_needs_no_noise():
 
 
 def test_calibration_that_noise_cannot_reach_is_refused():
-    with pytest.raises(ValueError, match="check that make_event uses its argument"):
+    with pytest.raises(ValueError, match="check that the noise multiplier is used"):
         acc.noise_multiplier(lambda s: ITEM, 10_000, epsilon=0.1, delta=1e-5)
     with pytest.raises(ValueError, match="no noise multiplier"):
         acc.noise_multiplier(lambda s: acc.nonprivate_event(), 1, epsilon=1.0, delta=1e-5)

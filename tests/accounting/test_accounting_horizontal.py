@@ -11,10 +11,9 @@ from scipy import optimize, stats
 
 from tf_subjectdp import accounting as acc
 from tf_subjectdp.accounting.engine.ledger import ledger
-from tf_subjectdp.accounting.engine.renyi import renyi_divergence
+from tf_subjectdp.accounting.engine.renyi import THETA, grid_cumulants, renyi_divergence
 from tf_subjectdp.accounting.silos import subsets
 from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan
-from tf_subjectdp.accounting.silos.renyi_grid import THETA, cumulants
 from tf_subjectdp.accounting.silos.silo import Silo, scaled_event
 
 ITEM = 0.016151419558359623
@@ -369,7 +368,7 @@ def test_an_event_whose_noise_is_not_known_is_not_scaled():
 )
 def test_grid_cumulants_are_the_renyi_divergence_and_never_below(event):
     ((mechanism, _),) = ledger(event, 1).entries
-    ours = cumulants(mechanism)
+    ours = grid_cumulants(ledger(event, 1))
     largest = max(max(pair.p_locations) for _, pair in mechanism.directions()[0])
     for i in range(0, len(THETA), 5):
         exact = THETA[i] * renyi_divergence(mechanism, 1.0 + THETA[i])

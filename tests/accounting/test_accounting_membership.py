@@ -8,8 +8,7 @@ import pytest
 from scipy import sparse
 
 from tf_subjectdp import accounting as acc
-from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan
-from tf_subjectdp.accounting.silos.membership import _grid, per_subject_epsilon
+from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan, _grid, per_subject_epsilon
 from tf_subjectdp.accounting.silos.silo import Silo
 from tf_subjectdp.sampling.silos import SiloStats
 

@@ -5,7 +5,7 @@ import logging
 
 from tf_subjectdp import accounting
 from tf_subjectdp.accounting.engine import pld
-from tf_subjectdp.accounting.engine.direction import ComposedDirection
+from tf_subjectdp.accounting.engine.composition import ComposedDirection
 
 
 def test_only_the_noise_that_was_found_is_warned_about(monkeypatch, caplog):

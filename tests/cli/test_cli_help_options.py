@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tf_subjectdp.accounting.engine import pld
-from tf_subjectdp.accounting.engine.direction import ComposedDirection
+from tf_subjectdp.accounting.engine.composition import ComposedDirection
 from tf_subjectdp.cli import main
 from tf_subjectdp.cli.arguments import COMMANDS, make_parser
 from tf_subjectdp.cli.options import PLANNED, SAMPLINGS

@@ -628,7 +628,7 @@ def test_what_is_known_is_bounded(box, giver, quiet, monkeypatch):
     taker.set_weights(giver.get_weights())
     assert "trained for 3 steps in another run" in said(taker)
     for number in range(200):
-        lineage._register([str(number)], runs.Lineage())
+        lineage._register([(str(number), None)], runs.Lineage())
     assert len(lineage._KNOWN) == 100
     kept = taker._lineage.file()["weights"]
     assert kept and all(len(record["runs"]) == 1 for _, record in kept)

@@ -26,32 +26,34 @@ from tf_subjectdp.accounting.event_types import (
 )
 from tf_subjectdp.accounting.events import (
     compose,
+    element_event,
     element_subject_event,
+    fixed_size_event,
     group_event,
     higradavg_event,
+    histogram_event,
     item_event,
     nonprivate_event,
+    replace_one_event,
+    revealed_event,
+    shuffled_epoch_event,
     silo_event,
     subject_event,
     truncated_poisson_event,
     user_ldp_event,
 )
 from tf_subjectdp.accounting.paper_rules import PaperRuleWarning
-from tf_subjectdp.accounting.replaced_events import (
-    element_event,
-    fixed_size_event,
-    histogram_event,
-    replace_one_event,
-    revealed_event,
-    shuffled_epoch_event,
-)
 from tf_subjectdp.accounting.silos.central import (
     central_event,
     central_group_event,
     central_higradavg_event,
 )
-from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan, WorstCase
-from tf_subjectdp.accounting.silos.membership import SubjectEpsilons, per_subject_epsilon
+from tf_subjectdp.accounting.silos.horizontal import (
+    HorizontalPlan,
+    SubjectEpsilons,
+    WorstCase,
+    per_subject_epsilon,
+)
 from tf_subjectdp.accounting.silos.silo import Silo
 from tf_subjectdp.accounting.solve import delta, epsilon, noise_multiplier
 

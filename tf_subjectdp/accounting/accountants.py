@@ -2,8 +2,7 @@
 """dp_accounting's accountants, extended by the events of this package.
 
 Subclasses, so that whatever composes a `DpEvent` into an accountant (dp_accounting's calibration,
-TF-Privacy's queries) composes ours, alone, composed or sampled, beside its own in one ledger. Knows
-`ledger`, both engines and `event_json`.
+TF-Privacy's queries) composes ours, alone, composed or sampled, beside its own in one ledger.
 
     accountant = SubjectPLDAccountant()
     accountant.compose(accounting.group_event(0.01, 50, 10.0), 200)
@@ -26,16 +25,22 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from tf_subjectdp.accounting import _checks, event_json
-from tf_subjectdp.accounting.engine.canonical import NotPrivate, UnknownEventError, canonical
-from tf_subjectdp.accounting.engine.ledger import Ledger, ledger
+from tf_subjectdp.accounting.engine.ledger import (
+    Ledger,
+    NotPrivate,
+    UnknownEventError,
+    canonical,
+    ledger,
+)
 from tf_subjectdp.accounting.engine.pld import TARGET_ERROR, pld_delta, pld_epsilon
-from tf_subjectdp.accounting.engine.rdp import (
+from tf_subjectdp.accounting.engine.renyi import (
+    SMALLEST_THETA,
     convert_delta,
     convert_epsilon,
     rdp_delta,
     rdp_epsilon,
+    renyi_divergence,
 )
-from tf_subjectdp.accounting.engine.renyi import SMALLEST_THETA, renyi_divergence
 
 _Details = dp_accounting.PrivacyAccountant.CompositionErrorDetails
 _COMPOSED = (dp_accounting.SelfComposedDpEvent, dp_accounting.ComposedDpEvent)
@@ -251,10 +256,8 @@ class SubjectRdpAccountant(_Saved, RdpAccountant):
     def get_epsilon_and_optimal_order(self, target_delta: float) -> tuple[float, float]:
         """epsilon at `target_delta` over `orders` only, and the order that gives it."""
         delta = _checks.target_delta(target_delta, allow_zero=True)
-        values = [
-            convert_epsilon(order - 1.0, (order - 1.0) * value, delta)
-            for order, value in zip(self._orders, self.rdp, strict=True)
-        ]
+        theta = np.asarray(self._orders) - 1.0
+        values = convert_epsilon(theta, theta * self.rdp, delta)
         best = int(np.argmin(values))
         return max(0.0, float(values[best])), float(self._orders[best])
 
@@ -270,10 +273,8 @@ class SubjectRdpAccountant(_Saved, RdpAccountant):
     def get_delta_and_optimal_order(self, target_epsilon: float) -> tuple[float, float]:
         """delta at `target_epsilon` over `orders` only, and the order that gives it."""
         epsilon = _checks.target_epsilon(target_epsilon, allow_zero=True)
-        values = [
-            convert_delta(order - 1.0, (order - 1.0) * value, epsilon)
-            for order, value in zip(self._orders, self.rdp, strict=True)
-        ]
+        theta = np.asarray(self._orders) - 1.0
+        values = convert_delta(theta, theta * self.rdp, epsilon)
         best = int(np.argmin(values))
         return float(values[best]), float(self._orders[best])
 

@@ -16,8 +16,7 @@ import dp_accounting
 import numpy as np
 
 from tf_subjectdp.accounting import _checks, part_laws
-from tf_subjectdp.accounting.events import nonprivate_event
-from tf_subjectdp.accounting.replaced_events import revealed_event
+from tf_subjectdp.accounting.events import nonprivate_event, revealed_event
 
 # As in `events`: above this many items the window of their law no longer fits into memory.
 _MOST_ITEMS = 10**9

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events to and from JSON. Knows the event classes by name; a file can name no other class."""
+"""Events to and from JSON; a file can name no class but the events'."""
 
 from __future__ import annotations
 

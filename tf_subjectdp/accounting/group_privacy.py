@@ -14,12 +14,10 @@ import math
 from collections.abc import Callable
 
 import dp_accounting
-from scipy import optimize
 
 from tf_subjectdp.accounting import _checks, solve
 from tf_subjectdp.accounting.engine.gaussian import gaussian_epsilon
 from tf_subjectdp.accounting.engine.ledger import Ledger, ledger
-from tf_subjectdp.accounting.engine.mechanisms import Mechanism
 from tf_subjectdp.accounting.engine.renyi import renyi_divergence
 from tf_subjectdp.accounting.group_conversions import (
     Guarantee,
@@ -41,6 +39,7 @@ from tf_subjectdp.accounting.group_conversions import (
     ungroup_zcdp,
     zcdp_epsilon,
 )
+from tf_subjectdp.accounting.searching import smallest_factor
 
 __all__ = [
     "Guarantee",
@@ -61,11 +60,9 @@ __all__ = [
 ]
 
 _RULES = ("tight", "loose", "rdp", "zcdp", "fdp")
-# Relative precision of the group's epsilon, and of its noise; always from above.
+# Relative precision of the group's epsilon, from above.
 _PRECISION = 1e-6
-_NOISE_PRECISION = 2e-5
 _MOST_ITERATIONS = 400
-_LOWEST_NOISE, _HIGHEST_NOISE = 1e-3, 1e9
 
 
 def group_epsilon(
@@ -166,40 +163,14 @@ def group_noise_multiplier(
 
     if rule in ("tight", "loose"):
         unit = (ungroup_tight if rule == "tight" else ungroup_loose)(epsilon, delta, size)
-        sigma = solve.noise_multiplier(
+        start = solve.noise_multiplier(
             make_event, steps, epsilon=unit.epsilon, delta=unit.delta, engine=engine
         )
-    else:
-        sigma = _root(found, epsilon)
-    # The promise is kept as `group_epsilon` will tell it.
-    for _ in range(20):
-        if found(sigma) <= epsilon:
-            return sigma
-        sigma *= 1.0 + _NOISE_PRECISION
-    raise ValueError(
-        f"no noise near {sigma:g} gives a group of {size} epsilon={epsilon:g}: epsilon does not "
-        f"fall as the noise grows; check make_event."
-    )
-
-
-def _root(function: Callable[[float], float], target: float) -> float:
-    """Where `function`, falling in sigma, meets `target`; the lower end if it never exceeds it."""
-
-    def excess(log_sigma: float) -> float:
-        value = function(math.exp(log_sigma))
-        return math.log(min(max(value, 1e-300), 1e300) / target)
-
-    low, high = math.log(_LOWEST_NOISE), 0.0
-    while excess(high) > 0.0:
-        low, high = high, high + math.log(4.0)
-        if high > math.log(_HIGHEST_NOISE):
-            raise ValueError(
-                f"no noise multiplier up to {_HIGHEST_NOISE:g} reaches epsilon={target:g} by this "
-                f'rule; check that make_event uses its argument, or take rule="tight".'
-            )
-    if excess(low) <= 0.0:
-        return _LOWEST_NOISE
-    return math.exp(optimize.brentq(excess, low, high, xtol=_NOISE_PRECISION))
+        # The promise is kept as `group_epsilon` will tell it.
+        if found(start) <= epsilon:
+            return start
+        return smallest_factor(found, epsilon, start, step=1.0001, what="noise multiplier")
+    return smallest_factor(found, epsilon, what="noise multiplier")
 
 
 def _unit_epsilon(
@@ -236,7 +207,7 @@ def _rdp_group_epsilon(entries: Ledger, size: int, delta: float) -> float:
     """Proposition 2 at the best real order of the group, at least 2 (above 1 for a group of one)."""
     doublings = doublings_of(size)
     scale, factor = 2.0**doublings, 3.0**doublings
-    if any(_drops(mechanism) for mechanism, _ in entries.entries):
+    if entries.dropped > 0.0:
         raise ValueError(
             'rule="rdp" is not proven for an event whose far tail counts as a loss without bound '
             '(a mixture of many sensitivities); take rule="tight".'
@@ -249,12 +220,6 @@ def _rdp_group_epsilon(entries: Ledger, size: int, delta: float) -> float:
         )
 
     return smallest_conversion(divergence, delta, 2.0 if doublings else 1.02)
-
-
-def _drops(mechanism: Mechanism) -> bool:
-    """Whether some of the mechanism's mass counts as infinite loss."""
-    parts = [part for _, part in getattr(mechanism, "parts", ())]
-    return getattr(mechanism, "dropped", 0.0) > 0.0 or any(map(_drops, parts))
 
 
 def _gaussian_mu(entries: Ledger, rule: str) -> float:

@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import dp_accounting
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting.engine.ledger import Ledger, ledger
+from tf_subjectdp.accounting.engine.ledger import ledger
 from tf_subjectdp.accounting.engine.pld import TARGET_ERROR, pld_bound, pld_delta, pld_epsilon
-from tf_subjectdp.accounting.engine.rdp import rdp_delta, rdp_epsilon
+from tf_subjectdp.accounting.engine.renyi import rdp_delta, rdp_epsilon
+from tf_subjectdp.accounting.searching import smallest_factor
 
-# Calibration looks for noise in this range, to this relative precision.
-_LOWEST_NOISE = 1e-3
-_HIGHEST_NOISE = 1e9
-_PRECISION = 5e-5
+# Relative error of the grid on which a search for noise starts.
 _COARSE_ERROR = 3e-4
+_NOISE = "noise multiplier"
 
 
 def epsilon(
@@ -111,103 +109,16 @@ def noise_multiplier(
         return 0.0
 
     if _checks.engine(engine) == "rdp":
+        return smallest_factor(
+            lambda sigma: rdp_epsilon(ledger(make_event(sigma), steps), delta), target, what=_NOISE
+        )
 
-        def coarse(sigma: float) -> float:
-            return rdp_epsilon(ledger(make_event(sigma), steps), delta)
+    def at(error: float) -> Callable[[float], float]:
+        # Without a warning: only what the search ends with is of interest.
+        return lambda sigma: pld_bound(ledger(make_event(sigma), steps), delta, error)[0]
 
-        fine = coarse
-    else:
-
-        def coarse(sigma: float) -> float:
-            return _pld(ledger(make_event(sigma), steps), delta, _COARSE_ERROR)
-
-        def fine(sigma: float) -> float:
-            return _pld(ledger(make_event(sigma), steps), delta, TARGET_ERROR)
-
-    low, high = _bracket(coarse, target)
-    if low == high:
-        return _verified(fine, target, low)
-    low, high = _narrow(coarse, target, low, high, 1e-3)
-    # The coarse grid overstates epsilon a little, so the fine root lies a little below the coarse.
-    low *= 1.0 - 1e-3
-    while fine(low) <= target:
-        low, high = low * 0.99, low
-    found = _verified(fine, target, _narrow(fine, target, low, high, _PRECISION)[1])
-    if engine == "pld":
-        pld_epsilon(ledger(make_event(found), steps), delta)  # warns if it is far above the truth
+    # A coarse grid overstates epsilon a little, so the answer lies a little below what it finds.
+    start = smallest_factor(at(_COARSE_ERROR), target, precision=1e-3, what=_NOISE)
+    found = smallest_factor(at(TARGET_ERROR), target, start, step=1.001, what=_NOISE)
+    pld_epsilon(ledger(make_event(found), steps), delta)  # warns if it is far above the truth
     return found
-
-
-def _pld(entries: Ledger, delta: float, error: float) -> float:
-    # Without a warning: only what the search ends with is of interest.
-    return pld_bound(entries, delta, error)[0]
-
-
-def _bracket(function: Callable[[float], float], target: float) -> tuple[float, float]:
-    """(low, high) with function(low) > target >= function(high); equal if the lowest will do."""
-    low = high = 1.0
-    if function(high) > target:
-        while True:
-            low, high = high, high * 4.0
-            if high > _HIGHEST_NOISE:
-                raise ValueError(
-                    f"no noise multiplier up to {_HIGHEST_NOISE:g} reaches epsilon={target:g}: at "
-                    f"{low:g} epsilon is still {function(low):g}; check that make_event uses its "
-                    f"argument, and take fewer steps, a smaller sampling rate or a larger delta."
-                )
-            if function(high) <= target:
-                return low, high
-    while True:
-        low = max(low / 4.0, _LOWEST_NOISE)
-        if function(low) > target:
-            return low, high
-        if low == _LOWEST_NOISE:
-            return low, low
-        high = low
-
-
-def _narrow(
-    function: Callable[[float], float], target: float, low: float, high: float, precision: float
-) -> tuple[float, float]:
-    """Shrinks the bracket to `precision`, relative: secant steps on log epsilon over log sigma."""
-    points = [(low, function(low)), (high, function(high))]
-    while high > low * (1.0 + precision):
-        estimate = _secant(points[-2], points[-1], target)
-        # A little above the estimate is expected to keep the target and become the upper end; once
-        # it has, a little below the upper end closes the bracket from the other side.
-        trial = estimate * (1.0 + 0.3 * precision)
-        if high > trial * (1.0 - 1e-12) >= high * (1.0 - precision):
-            trial = high * (1.0 - 0.9 * precision)
-        if not low < trial < high or len(points) % 4 == 0:
-            trial = math.sqrt(low * high)
-        value = function(trial)
-        points.append((trial, value))
-        if value > target:
-            low = trial
-        else:
-            high = trial
-    return low, high
-
-
-def _secant(first: tuple[float, float], second: tuple[float, float], target: float) -> float:
-    """Where the line through two points (sigma, epsilon), on logarithmic axes, meets the target."""
-    (x0, y0), (x1, y1) = first, second
-    if not (0.0 < y0 < math.inf and 0.0 < y1 < math.inf) or y0 == y1:
-        return math.nan
-    slope = math.log(x1 / x0) / math.log(y1 / y0)
-    return x1 * math.exp(min(max(slope * math.log(target / y1), -50.0), 50.0))
-
-
-def _verified(function: Callable[[float], float], target: float, sigma: float) -> float:
-    """Rounds sigma up to six digits, and makes sure that the promise holds there."""
-    for _ in range(60):
-        digits = 5 - math.floor(math.log10(sigma))
-        rounded = math.ceil(sigma * 10.0**digits) / 10.0**digits
-        rounded = max(rounded, sigma)
-        if function(rounded) <= target:
-            return rounded
-        sigma = rounded * (1.0 + 1e-5)
-    raise ValueError(
-        f"no noise multiplier near {sigma:g} reaches epsilon={target:g}: epsilon does not fall as "
-        f"the noise grows; check make_event."
-    )

@@ -9,9 +9,9 @@ from typing import Any
 
 from tf_subjectdp import accounting
 from tf_subjectdp.accounting import _checks
+from tf_subjectdp.accounting.searching import largest_integer, smallest_factor
 from tf_subjectdp.accounting.silos.central import central_group_event, central_higradavg_event
 from tf_subjectdp.accounting.silos.horizontal import MOST_ROUNDS, HorizontalPlan, WorstCase
-from tf_subjectdp.accounting.silos.searching import largest_integer, smallest_factor
 from tf_subjectdp.accounting.silos.silo import Silo
 from tf_subjectdp.algorithms import Algorithm, Guarantee
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tf_subjectdp import accounting
-from tf_subjectdp.accounting.silos.searching import smallest_factor
+from tf_subjectdp.accounting.searching import smallest_factor
 from tf_subjectdp.algorithms import Algorithm, SamplingFacts, check_noise_multiplier
 from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, check_cap
 from tf_subjectdp.algorithms.part_clipping import PartClipping

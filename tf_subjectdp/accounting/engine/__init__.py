@@ -1,5 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From events to epsilon: canonical mechanisms, loss distributions, Renyi divergences.
-
-Knows the event classes and nothing else of the package.
-"""
+"""From events to epsilon: canonical mechanisms, loss distributions, Renyi divergences."""

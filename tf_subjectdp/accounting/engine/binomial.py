@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The binomial law where it is not negligible, for any number of trials. Knows nobody."""
+"""The binomial law where it is not negligible, for any number of trials."""
 
 from __future__ import annotations
 

@@ -13,8 +13,16 @@ from typing import Any
 import dp_accounting
 
 from tf_subjectdp.accounting import _checks
-from tf_subjectdp.accounting.events import group_event, higradavg_event, nonprivate_event
-from tf_subjectdp.accounting.silos.laws import Law, dominates, join, meet, noised_sum, sum_law
+from tf_subjectdp.accounting.events import group_event, higradavg_event
+from tf_subjectdp.accounting.silos.laws import (
+    Law,
+    dominates,
+    join,
+    meet,
+    mixture_event,
+    noised_sum,
+    sum_law,
+)
 
 
 def central_group_event(
@@ -114,15 +122,6 @@ def central_event(
             )
         laws.append(found.law.scaled(1.0 / found.deviation))
     return _of_laws(laws, noise_multiplier, silos_per_subject)
-
-
-def mixture_event(law: Law, deviation: float) -> dp_accounting.DpEvent:
-    """The event of a sum moved according to `law`, with noise of this deviation (same units)."""
-    if deviation == 0.0:
-        return nonprivate_event()
-    return dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
-        deviation, law.values, law.probabilities
-    )
 
 
 def _summed(

@@ -16,6 +16,8 @@ from collections.abc import Callable
 import dp_accounting
 import numpy as np
 
+from tf_subjectdp.accounting.events import nonprivate_event
+
 # Atoms of joint probability below this are moved to the largest value.
 _NEGLIGIBLE_MASS = 1e-60
 # More atoms than this are merged, upwards; unlike silos double them with each silo.
@@ -91,6 +93,15 @@ def noised_sum(event: dp_accounting.DpEvent) -> NoisedSum | None:
             make_law(event.sensitivities, event.sampling_probs), float(event.standard_deviation)
         )
     return None
+
+
+def mixture_event(law: Law, deviation: float) -> dp_accounting.DpEvent:
+    """The event of a sum moved according to `law`, with noise of this deviation (same units)."""
+    if deviation == 0.0:
+        return nonprivate_event()
+    return dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
+        deviation, law.values, law.probabilities
+    )
 
 
 def make_law(values: object, probabilities: object) -> Law:

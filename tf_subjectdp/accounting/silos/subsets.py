@@ -4,7 +4,7 @@
 Privacy events have no total order (which of two is worse depends on delta and on what else runs),
 so the m costliest silos cannot be picked one by one. All multisets that a proven partial order
 leaves are compared: first by their Renyi bounds, then by their loss distributions, all at once
-where the view can (`batch_pld`), otherwise the worst of them one by one, until no bound of the
+where the view can (`pld.batch_deltas`), otherwise the worst of them one by one, until no bound of the
 others exceeds what was found.
 """
 
@@ -16,8 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tf_subjectdp.accounting.silos.renyi_grid import Question
-from tf_subjectdp.accounting.silos.views import View
+from tf_subjectdp.accounting.silos.views import Question, View
 
 #: More multisets than this are not listed; a bound on all of them at once is taken.
 MOST_SUBSETS = 20_000
