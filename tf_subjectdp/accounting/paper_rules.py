@@ -25,7 +25,7 @@ from typing import Any, ParamSpec
 
 import dp_accounting
 
-from tf_subjectdp.accounting import _checks, events, replaced_events, solve
+from tf_subjectdp.accounting import _checks, events, solve
 from tf_subjectdp.accounting.group_privacy import ungroup_loose
 
 # The accountant's range of noise multipliers.
@@ -323,10 +323,10 @@ def paper_element_amplification(
     p, noise = _checks.probability("p", p), _checks.noise("noise_multiplier", noise_multiplier)
     steps, delta = _checks.integer("steps", steps, 1), _checks.target_delta(delta, allow_zero=False)
     published = solve.epsilon(events.subject_event(p, noise / 2.0), steps, delta=delta)
-    honest = solve.epsilon(replaced_events.element_event(p, noise), steps, delta=delta)
+    honest = solve.epsilon(events.element_event(p, noise), steps, delta=delta)
     if elements is not None:
         elements = _checks.integer("elements", elements, 1)
-        whole = replaced_events.replace_one_event(p, noise / elements)
+        whole = events.replace_one_event(p, noise / elements)
         honest = min(honest, solve.epsilon(whole, steps, delta=delta))
     return _comparison(
         "element amplification",
