@@ -320,6 +320,18 @@ def test_files_that_are_not_what_they_are_called(capsys, tmp_path):
         assert wanted in refused(capsys, ["statement", "--plan", str(broken)])
 
 
+def test_names_of_the_user_are_not_taken_for_arguments(capsys, tmp_path):
+    path = tmp_path / "steps=3" / "Shuffle.csv"
+    path.parent.mkdir()
+    path.write_text("noise_multiplier,x\na,1\n")
+    line = refused(capsys, [*COMPARE.split(), "--ids", str(path), "--column", "n_items"])
+    assert "no column 'n_items'; the columns are 'noise_multiplier', 'x'" in line
+    broken = path.with_name("Shuffle.parquet")
+    broken.write_bytes(b"PAR1 and nothing more")
+    line = refused(capsys, [*COMPARE.split(), "--ids", str(broken), "--column", "n_items"])
+    assert str(broken) in line or not importlib.util.find_spec("pyarrow")
+
+
 def test_a_silo_smaller_than_the_batch_is_named(capsys, tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("id,silo\n" + "a,big\n" * 50 + "b,small\n" * 5, encoding="utf-8")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_subjectdp.accounting.paper_rules import paper_rounds
@@ -40,17 +40,9 @@ def epsilon(arguments: argparse.Namespace) -> Result:
     lengths = question.lengths(arguments)
     sigma = check_noise_multiplier(arguments.noise)
     worst = question.worst_case(sigma, lengths)
-    value = worst.value
-    rows = [("epsilon", rounded_up(value))]
-    result = _result(
-        "epsilon",
-        question,
-        sigma,
-        lengths,
-        rows,
-        word="rounds" if arguments.epochs is None else "epochs",
-    )
-    result.data |= {"epsilon": value, "noise_multiplier": sigma}
+    rows = [("epsilon", rounded_up(worst.value))]
+    result = _result(arguments, question, sigma, lengths, rows)
+    result.data |= {"epsilon": worst.value, "noise_multiplier": sigma}
     if question.algorithm in CLIP_PARTS:
         _against_a1(result, question, sigma, lengths)
     if question.composes and len(set(question.holders)) > 1:
@@ -103,14 +95,7 @@ def noise(arguments: argparse.Namespace) -> Result:
         ("noise multiplier", f"{sigma:.6g} ({question.noise_words})"),
         ("epsilon", f"at most {arguments.epsilon:g}"),
     ]
-    result = _result(
-        "noise",
-        question,
-        sigma,
-        lengths,
-        rows,
-        word="rounds" if arguments.epochs is None else "epochs",
-    )
+    result = _result(arguments, question, sigma, lengths, rows)
     result.data |= {"noise_multiplier": sigma, "epsilon": arguments.epsilon}
     if question.algorithm in CLIP_PARTS:
         _of_a0(result, question, sigma, lengths)
@@ -132,88 +117,85 @@ def _of_a0(
 
 def rounds(arguments: argparse.Namespace) -> Result:
     """The largest number of rounds within a budget, and what the published rule would say."""
-    question = ask(arguments)
+    question, budget = ask(arguments), arguments.epsilon
     sigma = check_noise_multiplier(arguments.noise)
-    steps = arguments.steps_per_round or 1
-    one_run = arguments.steps_per_round is None
-    value = question.rounds(sigma, arguments.epsilon, steps, one_run=one_run)
-    word = "steps" if arguments.steps_per_round is None else "rounds"
+    steps, one_run = arguments.steps_per_round or 1, arguments.steps_per_round is None
+    word = "steps" if one_run else "rounds"
+
+    def most(asked: Question) -> int:
+        return asked.rounds(sigma, budget, steps, one_run=one_run)
+
+    def spends(count: int) -> float:
+        return question.epsilon(sigma, question.turns(steps, count, one_run)) if count else 0.0
+
+    value = most(question)
+    spent = spends(value)
     rows = [
         (f"largest number of {word}", f"{value:,}"),
-        ("budget", f"epsilon {arguments.epsilon:g}"),
+        ("which spend", f"epsilon {rounded_up(spent)}"),
     ]
-    remarks, data = _beside(question, sigma, arguments.epsilon, steps, value, word, one_run)
-    lengths = question.turns(steps, 1)
-    result = _result("rounds", question, sigma, lengths, rows, length_is_asked=True)
+    epoch = question.holders[0].facts.steps_per_epoch
+    if len(question.holders) == 1 and question.holders[0].sampled:
+        rows.insert(1, ("that is", f"{value * steps / epoch:.3g} epochs"))
+    rows.append(("budget", f"epsilon {budget:g}"))
+    result = _result(arguments, question, sigma, question.turns(steps, 1), rows)
     result.data |= {
         "rounds": value,
         "steps_per_round": steps,
         "steps": value * steps,
-        "budget": arguments.epsilon,
+        "budget": budget,
         "noise_multiplier": sigma,
-        **data,
+        "epsilon": spent,
     }
     if question.algorithm in CLIP_PARTS and value:
         _of_a0(result, question, sigma, question.turns(steps, value, one_run))
-    spent = question.epsilon(sigma, question.turns(steps, value, one_run)) if value else 0.0
-    result.rows.insert(1, ("which spend", f"epsilon {rounded_up(spent)}"))
-    result.data["epsilon"] = spent
-    epoch = question.holders[0].facts.steps_per_epoch
-    if len(question.holders) == 1 and question.holders[0].sampled:
-        result.rows.insert(1, ("that is", f"{value * steps / epoch:.3g} epochs"))
-    result.remarks = remarks + result.remarks
+    if question.composes and question.most_silos > 1 and question.unit == "subject":
+        _published(result, most, spends, question, word)
     return result
 
 
-def _beside(
+def _published(
+    result: Result,
+    most: Callable[[Question], int],
+    spends: Callable[[int], float],
     question: Question,
-    sigma: float,
-    budget: float,
-    steps: int,
-    honest: int,
     word: str,
-    one_run: bool,
-) -> tuple[list[str], dict[str, Any]]:
-    """The rule R/sqrt(s) of the papers and what it really spends; nothing without silos."""
-    silos = question.most_silos or 1
-    if not question.composes or silos < 2 or question.unit != "subject":
-        return [], {}
+) -> None:
+    """Adds the rule R/sqrt(s) of the papers and what it really spends."""
+    silos, budget = question.most_silos, result.data["budget"]
     try:
-        alone = dataclasses.replace(question, most_silos=1).rounds(
-            sigma, budget, steps, one_run=one_run
-        )
+        alone = most(dataclasses.replace(question, most_silos=1))
     except UsageError:
-        return [], {}  # one silo alone could go on beyond the end of the search
+        return  # one silo alone could go on beyond the end of the search
     with warnings.catch_warnings():
         # The answer says what the warning would.
         warnings.simplefilter("ignore")
         published = paper_rounds(alone, silos)
-    spent = question.epsilon(sigma, question.turns(steps, published, one_run)) if published else 0.0
-    remark = (
+    spent = spends(published)
+    result.remarks.insert(
+        0,
         f"The published rule R/sqrt(s) (Marathe et al., horizontal composition) would allow "
         f"{published:,} {word}: one silo alone could run {alone:,}, a subject is in {silos}. They "
         f"spend epsilon {rounded_up(spent)}, not {budget:g}: the steps of all {silos} silos compose, "
-        f"so that {honest:,} keep the budget."
+        f"so that {result.data['rounds']:,} keep the budget.",
     )
-    data = {
+    result.data |= {
+        "published_rule": "R/sqrt(s)",
         "rounds_of_one_silo": alone,
         "published_rounds": published,
         "epsilon_of_published_rounds": spent,
     }
-    return [remark], {"published_rule": "R/sqrt(s)", **data}
 
 
 def _result(
-    command: str,
+    arguments: argparse.Namespace,
     question: Question,
     sigma: float,
     lengths: list[tuple[int, int]],
     rows: list[tuple[str, str]],
-    *,
-    length_is_asked: bool = False,
-    word: str = "rounds",
 ) -> Result:
     """What the three commands say about the question itself."""
+    command = arguments.command
     holder = max(question.holders, key=lambda one: one.facts.max_items)
     guarantee = question.guarantee(holder, sigma if sigma > 0.0 else 1.0)
     adjacency = guarantee.adjacency
@@ -227,7 +209,8 @@ def _result(
     if command != "noise":
         rows.append(("noise multiplier", f"{sigma:.6g} ({question.noise_words})"))
     rows += _sampling_rows(question)
-    if not length_is_asked:
+    if command != "rounds":
+        word = "rounds" if arguments.epochs is None else "epochs"
         rows.append(("length", _length(lengths, word)))
     reason = guarantee.reason
     if question.composes and len({one.facts for one in question.holders}) > 1:
@@ -240,7 +223,7 @@ def _result(
         "event": reason,
         "engine": question.engine,
     }
-    if not length_is_asked:
+    if command != "rounds":
         data |= _length_data(lengths)
     remarks = []
     if question.composes and question.composed_view != "updates":

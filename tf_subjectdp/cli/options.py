@@ -101,30 +101,6 @@ SAMPLINGS = {
 # -- from a word to a number or a name ---------------------------------------------------------------
 
 
-def whole(text: str) -> int:
-    """A whole number of at least 0; 1e6 is one."""
-    try:
-        number = int(text)
-    except ValueError:
-        try:
-            number = int(float(text)) if float(text) == int(float(text)) else None
-        except (ValueError, OverflowError):
-            number = None
-    if number is None or abs(number) > 2**53:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at most 2**53")
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"it is {number}: it must be at least 0")
-    return number
-
-
-def count(text: str) -> int:
-    """A whole number of at least 1."""
-    number = whole(text.removeprefix("-"))
-    if number < 1 or text.startswith("-"):
-        raise argparse.ArgumentTypeError(f"it is {text}: it must be at least 1")
-    return number
-
-
 def real(text: str) -> float:
     """A finite number."""
     try:
@@ -136,21 +112,38 @@ def real(text: str) -> float:
     return number
 
 
-def positive(text: str) -> float:
-    """A number above 0."""
-    number = real(text)
-    if not 0 < number <= 2**53:
-        raise argparse.ArgumentTypeError(f"it is {text}: it must be above 0, at most 2**53")
-    return number
+def whole(least: int) -> Callable[[str], int]:
+    """A whole number of at least `least`; 1e6 is one."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text) if text.lstrip("-").isdigit() else float(text)
+        except ValueError:
+            number = 0.5
+        if not abs(number) <= 2**53 or number != int(number):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at most 2**53")
+        if number < least:
+            raise argparse.ArgumentTypeError(f"it is {text}: it must be at least {least}")
+        return int(number)
+
+    return parse
 
 
-def probability(text: str) -> float:
-    """A number above 0 and at most 1."""
-    number = real(text)
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"it is {text}: a probability is above 0 and at most 1")
-    return number
+def above_zero(most: float, words: str) -> Callable[[str], float]:
+    """A number above 0 and at most `most`."""
 
+    def parse(text: str) -> float:
+        number = real(text)
+        if not 0 < number <= most:
+            raise argparse.ArgumentTypeError(f"it is {text}: {words}")
+        return number
+
+    return parse
+
+
+count = whole(1)
+positive = above_zero(2**53, "it must be above 0, at most 2**53")
+probability = above_zero(1.0, "a probability is above 0 and at most 1")
 
 # What people call it elsewhere.
 _OTHER_WORDS = {"dpsgd": "itemdp", "person": "subject", "patient": "subject", "record": "item"}
@@ -346,7 +339,7 @@ OPTIONS = (
         "FILE",
         "a PrivateModel saved as '.keras': plan, steps and remarks",
     ),
-    Option("steps_taken", "statement", whole, "T", "steps of the run so far"),
+    Option("steps_taken", "statement", whole(0), "T", "steps of the run so far"),
     Option(
         "ledger",
         "statement",
@@ -565,7 +558,7 @@ def in_options(message: str, arguments: argparse.Namespace) -> str:
             asked = own.get(name)
             if asked not in known:
                 continue
-            if value[0].isdigit():
+            if value[:1].isdigit():
                 said.append(f"{flag(asked)} {value}")
             elif getattr(arguments, asked) is None:  # a remedy is what was not given
                 said.append(f"{flag(asked)} {known[asked].metavar}")
@@ -577,16 +570,22 @@ def in_options(message: str, arguments: argparse.Namespace) -> str:
     classes, listed = "|".join(kinds), "|".join(names)
     # Bare, only what no sentence has for a word.
     bare = "|".join(name for name in names if name in _ARGUMENTS or "_" in name)
-    message = re.sub(rf"\b({classes})\(([^()]*)\)", call, message)
-    message = re.sub(
-        rf"\b(?<!-)({listed})=None must be",
-        lambda match: f"{option(match)} is missing: it must be",
-        message,
+    rules = (
+        (rf"\b({classes})\(([^()]*)\)", call),
+        (rf"\b(?<!-)({listed})=None must be", lambda m: f"{option(m)} is missing: it must be"),
+        (rf"\b(?<!-)({listed})=(?=[^\s,.;)])", lambda m: f"{option(m)} "),
+        (rf"\b(?<!-)({listed})=(?!\.\.)", option),
+        (rf"\b(?<!-)({bare})\b(?!=)", option),
+        (rf"\b({classes})\b", lambda m: kinds[m[1]][0]),
     )
-    message = re.sub(rf"\b(?<!-)({listed})=(?=[^\s,.;)])", lambda m: option(m) + " ", message)
-    message = re.sub(rf"\b(?<!-)({listed})=(?!\.\.)", option, message)
-    message = re.sub(rf"\b(?<!-)({bare})\b(?!=)", option, message)
-    return re.sub(rf"\b({classes})\b(?!\()", lambda match: kinds[match[1]][0], message)
+    # Names of files and of columns stay as they are.
+    file = re.escape(arguments.ids or "\n")
+    kept = rf"((?<!\w)'[^']*'(?!\w)|(?<!\S){file}(?!\w))"
+    pieces = re.split(kept, message)
+    for number in range(0, len(pieces), 2):
+        for pattern, words in rules:
+            pieces[number] = re.sub(pattern, words, pieces[number])
+    return "".join(pieces)
 
 
 # -- help --------------------------------------------------------------------------------------------

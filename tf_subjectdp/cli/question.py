@@ -21,7 +21,7 @@ from tf_subjectdp.accounting.silos.horizontal import MOST_ROUNDS, HorizontalPlan
 from tf_subjectdp.accounting.silos.searching import largest_integer, smallest_factor
 from tf_subjectdp.accounting.silos.silo import Silo
 from tf_subjectdp.algorithms import Algorithm, Guarantee, SamplingFacts
-from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT, CHANGE_ANYTHING
+from tf_subjectdp.algorithms.base import ADD_OR_REMOVE_SUBJECT
 from tf_subjectdp.algorithms.pairs import samplers_of
 from tf_subjectdp.algorithms.part_clipping import adversary_curve
 from tf_subjectdp.cli.options import (
@@ -577,8 +577,6 @@ class Question:
                     guarantee.events[number],
                     guarantee.times(steps),
                     rounds,
-                    # The length of one unit of the event's sensitivity.
-                    clip_norm=1.0 + (guarantee.adjacency == CHANGE_ANYTHING),
                     name=holder.name,
                     # One noised sum a step; a shuffled epoch is not one.
                     noised_once=holder.facts.scheme != "shuffle",
