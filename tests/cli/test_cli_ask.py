@@ -362,6 +362,8 @@ CHECK = ("epsilon", "--algorithm", "higradavg", "--batch", 50, "--noise", 9, "--
 def test_a_cap_on_figures_says_that_the_rows_left_are_meant(capsys):
     capped = (*CHECK, "--items", 5000, "--cap-data", 20, "--delta", 1e-5)
     assert "LEFT after --cap-data" in notes(capsys, *capped)
+    left = answer(capsys, *capped, "--subjects", 100)  # at most 20 rows of each
+    assert (left["rate"], left["k"]) == (50 / 2000, 20)
     plain = (*CHECK, "--items", 5000, "--items-per-subject", 20, "--delta", 1e-5)
     assert notes(capsys, *plain) == ""
 
@@ -392,7 +394,7 @@ def test_central_steps_of_unlike_silos_are_those_of_the_longest_whatever_the_ord
     capsys, tmp_path
 ):
     small = [f"p{i},small" for i in range(100)]
-    big = [f"p{i % 500},big" for i in range(2000)]
+    big = [f"p{i % 500},vast" for i in range(2000)]
     found = []
     for rows in (small + big, big + small):
         path = tmp_path / "t.csv"

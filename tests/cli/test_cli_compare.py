@@ -12,9 +12,8 @@ import tf_subjectdp as sdp
 from tf_subjectdp import accounting
 from tf_subjectdp.accounting.silos.horizontal import HorizontalPlan
 from tf_subjectdp.accounting.silos.silo import Silo
-from tf_subjectdp.cli import compare, main
-from tf_subjectdp.cli.arguments import make_parser
-from tf_subjectdp.cli.output import Printer
+from tf_subjectdp.cli import ask, main, output
+from tf_subjectdp.cli.options import parse
 from tf_subjectdp.sampling import SiloStats
 
 BUDGET = ("--epsilon", "3", "--delta", "1e-5", "--batch", "40", "--epochs", "1")
@@ -48,11 +47,11 @@ def table(tmp_path_factory):
 def one_holder(table):
     """The command's two outputs for the table without silos."""
     words = ["compare", "--ids", str(table[0]), "--column", "id", "--cap", "2", *BUDGET]
-    result = compare.compare(make_parser().parse_args(words))
+    result = ask.compare(parse(words))
     outputs = []
     for as_json in (False, True):
         stream = io.StringIO()
-        Printer(stream).write(result, as_json=as_json)
+        output.write(stream, result, as_json=as_json)
         outputs.append(stream.getvalue())
     return outputs[0], by_key(json.loads(outputs[1]))
 

@@ -176,77 +176,6 @@ def test_the_text_names_what_is_sampled_and_the_bounds(capsys):
     )
 
 
-BAD = {
-    "": "the sampling is missing: say --p, --r, --q",
-    "--q 0.1": "--items-per-element K is missing",
-    "--batch 5 --items 100": "--items-per-element K is missing",
-    "--r 0.1 --items-per-element 5": "--items-per-element has no meaning for elementdp here",
-    "--p 0.1 --items-per-element 5": "--items-per-element has no meaning for elementdp here",
-    "--q 0.1 --items-per-element 0": "--items-per-element is 0",
-    "--q 0.1 --items-per-element 1.5": "'1.5' is not a whole number",
-    "--r 0.1 --elements 0": "--elements is 0",
-    "--r 0.1 --unit subject": "--elements M is missing",
-    "--r 0": "--r is 0: a probability",
-    "--r 1.5": "--r is 1.5: a probability",
-    "--r nan": "not a finite number",
-    "--r 0.1 --q 0.1": "--q and --r contradict",
-    "--r 0.1 --p 0.1": "--p and --r contradict",
-    "--r 0.1 --expected-elements 5": "--r and --expected-elements contradict",
-    "--r 0.1 --elements-in-all 5": "--r is a rate already: leave out --elements-in-all",
-    "--p 0.1 --elements-in-all 5": "--elements-in-all needs --expected-elements",
-    "--expected-elements 5": "--expected-elements needs --elements-in-all N",
-    "--expected-elements 5 --elements-in-all 2": "batch above the data",
-    "--expected-elements 5 --elements-in-all 0": "--elements-in-all is 0",
-    "--expected-elements 0 --elements-in-all 5": "--expected-elements is 0",
-    "--expected-elements -1 --elements-in-all 5": "--expected-elements is -1",
-    "--sampling poisson-elements --q 0.1": "poisson-elements needs --r or .* not --q",
-    "--sampling poisson-elements": "poisson-elements needs --r",
-    "--sampling poisson-items --r 0.1": "poisson-items needs --q",
-    "--sampling shuffle --batch 5 --items 100": "nothing is proven for elementdp with sampling shuffle",
-    "--sampling fixed-size --batch 5 --items 100": "nothing is proven for elementdp",
-    "--p 0.1 --cap-data 4": "a cap on a person's rows lets one element displace rows",
-    "--q 0.1 --cap-data 4 --unit item": "a cap on a person's rows lets one element displace rows",
-    "--p 0.1 --cap 4": "--cap has no meaning for elementdp",
-    "--p 0.1 --unit silo": "promises nothing to one silo",
-    "--p 0.1 --parts 3": "--parts is for mixedclipping, not for elementdp",
-    "--expected-elements 5 --ids x.csv --column id": "No such file",
-}
-
-
-def refused(capsys, words):
-    assert main(words.split()) == 2
-    out, err = capsys.readouterr()
-    (line,) = err.splitlines()
-    assert out == "" and line.startswith("subjectdp: error: ")
-    return line
-
-
-@pytest.mark.parametrize("words", BAD, ids=lambda words: words or "nothing")
-def test_bad_input_is_one_clear_line(capsys, words):
-    line = refused(
-        capsys, f"epsilon --algorithm elementdp --noise 3 --steps 5 --delta 1e-5 {words}"
-    )
-    assert re.search(BAD[words], line)
-
-
-def test_elements_of_a_table_are_not_counted(capsys, tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("id\n" + "a\nb\n" * 20, encoding="utf-8")
-    words = (
-        f"epsilon --algorithm elementdp --noise 3 --steps 5 --delta 1e-5 --ids {path} --column id"
-    )
-    assert "--ids counts people and rows, no elements" in refused(capsys, f"{words} --r 0.1")
-
-
-def test_only_elementdp_samples_elements(capsys):
-    words = "--noise 3 --steps 5 --delta 1e-5"
-    for name in ("itemdp", "higradavg", "groupdp", "subjectdp", "userldp", "centralgroup"):
-        line = refused(capsys, f"epsilon --algorithm {name} --r 0.1 {words}")
-        assert f"sampling poisson-elements is for elementdp, not for {name}" in line
-    line = refused(capsys, f"epsilon --algorithm itemdp --q 0.1 --items-per-element 3 {words}")
-    assert "--items-per-element is for elementdp, not for itemdp" in line
-
-
 PLAN = "--expected-subjects 20 --items 4000 --subjects 200 --items-per-subject 40 --steps 20"
 
 
@@ -268,40 +197,88 @@ def test_plan_and_statement_of_sampled_subjects(capsys, words, bound, unit):
     assert said(capsys, f"statement {asked}") == plan.statement() + "\n"
 
 
-BAD_PLAN = {
-    "--unit subject": "--elements M is missing",
-    "--elements 0": "max_elements=0 must be at least 1",
-    "--cap 3": "--cap has no meaning for elementdp",
-    "--sampling poisson-elements": "a plan for sampled elements is made in Python",
-    "--sampling shuffle": "nothing is proven for elementdp with sampling shuffle",
-    "--parts 3": "--parts is for mixedclipping",
-}
-
-
-@pytest.mark.parametrize("words", BAD_PLAN)
-def test_a_bad_plan_is_one_clear_line(capsys, words):
-    assert BAD_PLAN[words] in refused(
-        capsys, f"plan --algorithm elementdp {PLAN} --noise 3 {words}"
-    )
-
-
-def test_what_a_plan_cannot_be_made_of_here(capsys):
-    words = PLAN.replace("--expected-subjects", "--batch")
-    line = refused(capsys, f"plan --algorithm elementdp {words} --noise 3")
-    assert "a plan of elementdp samples subjects here" in line and "tf_subjectdp.plan" in line
-    words = PLAN.replace("--items-per-subject", "--cap-data")
-    assert "contradict" in refused(capsys, f"plan --algorithm elementdp {words} --noise 3")
-    line = refused(capsys, f"plan --algorithm subjectdp {PLAN} --noise 3 --elements 3")
-    assert "--elements is for elementdp, not for subjectdp" in line
-    line = refused(capsys, f"plan --algorithm subjectdp {PLAN} --noise 3 --unit element")
-    assert "SubjectDP knows no elements" in line
-
-
 def test_compare_promises_nothing_to_an_element_under_a_cap(capsys):
     words = "compare --items 60 --subjects 60 --cap-data 2 --batch 60 --steps 1 --epsilon 2 --delta 1e-3"
     found = answer(capsys, f"{words} --elements 2")["algorithms"]
     assert [row["noise_for"] for row in found if row["algorithm"] == "ElementDP"] == ["subject"]
     assert "No row promises anything to one element" in said(capsys, f"{words} --elements 2")
+
+
+# -- silos: an element of a person may have rows in several, and its steps compose ------------------
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_an_element_composes_over_its_silos(capsys, most):
+    words = "epsilon --algorithm elementdp --r 0.05 --noise 2 --steps 50 --silos 4 --delta 1e-5"
+    found = answer(capsys, f"{words} --silos-per-subject {most}")["epsilon"]
+    event = accounting.replace_one_event(0.05, 2.0)
+    assert found == pytest.approx(accounting.epsilon(event, 50 * most, delta=DELTA), rel=1e-9)
+
+
+def test_as_a_federated_plan(capsys):
+    subject = [i for i in range(20) for _ in range(8)]
+    silo, element = [0, 1, 2, 3] * 40, [0, 0, 0, 0, 1, 1, 1, 1] * 20
+    stats = sdp.SiloStats.from_ids(subject, silo, element_id=element)
+    plan = sdp.federated.plan(
+        sdp.ElementDP(1.0),
+        sdp.PoissonElements(4),
+        stats,
+        rounds=20,
+        noise_multiplier=2.0,
+        delta=DELTA,
+    )
+    words = "epsilon --algorithm elementdp --r 0.1 --noise 2 --rounds 20 --silos 4 --delta 1e-5"
+    assert answer(capsys, words)["epsilon"] == pytest.approx(plan.epsilon(), rel=1e-6)
+    # That noises of silos add up is not proven for a replaced element.
+    averaged = answer(capsys, f"{words} --view average")["epsilon"]
+    assert averaged == pytest.approx(plan.epsilon(), rel=1e-6)
+
+
+def test_noise_and_rounds_compose_too(capsys):
+    words = "--algorithm elementdp --p 0.1 --elements 2 --silos 3 --delta 1e-5"
+    noise = answer(capsys, f"noise {words} --steps 10 --epsilon 2")["noise_multiplier"]
+    one = sdp.ElementDP(1.0, 2)._element_under_poisson_subjects
+    facts = sdp.algorithms.SamplingFacts(
+        scheme="poisson_subjects",
+        rate=0.1,
+        n_items=100,
+        n_subjects=100,
+        batch_size=10.0,
+        expected_subjects=10.0,
+        max_items=1,
+    )
+
+    def spent(steps):
+        return min(
+            accounting.epsilon(event, 3 * steps, delta=DELTA) for event in one(facts, noise).events
+        )
+
+    assert spent(10) == pytest.approx(2.0, rel=1e-3)
+    rounds = answer(capsys, f"rounds {words} --noise {noise + 1e-6} --epsilon 2")["rounds"]
+    assert rounds == 10
+
+
+def test_an_item_is_in_one_silo(capsys):
+    words = "epsilon --algorithm elementdp --unit item --r 0.05 --noise 2 --steps 50 --delta 1e-5"
+    assert answer(capsys, f"{words} --silos 4")["epsilon"] == answer(capsys, words)["epsilon"]
+
+
+@pytest.mark.parametrize("algorithm", ["elementdp --elements 3 --p 0.1", "userldp --p 0.1"])
+def test_a_change_stays_within_the_silos_that_compose(capsys, algorithm):
+    words = f"epsilon --algorithm {algorithm} --silos 5 --noise 8 --steps 20 --delta 1e-5"
+    few, all_of_them = answer(capsys, f"{words} --silos-per-subject 2"), answer(capsys, words)
+    assert "before and after, are among the same 2" in few["composition"]
+    assert "among the same" not in all_of_them["composition"]
+    assert few["epsilon"] < all_of_them["epsilon"]
+    within = "any change of the data of at most 2 of the 5 silos"
+    assert (few["adjacency"] == within) == algorithm.startswith("userldp")
+    assert few["accounted_view"] == "updates"
+
+
+def test_elements_are_not_accounted_for_in_the_view_that_was_asked_for(capsys):
+    words = "epsilon --algorithm elementdp --r 0.1 --noise 2 --steps 20 --silos 4 --delta 1e-5"
+    found = answer(capsys, f"{words} --view average")
+    assert (found["view"], found["accounted_view"]) == ("average", "updates")
 
 
 def test_the_privacy_officers_page_has_the_figures_of_its_commands(capsys):

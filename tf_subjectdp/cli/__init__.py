@@ -17,8 +17,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from tf_subjectdp.cli.arguments import COMMANDS, UsageError, make_parser
-from tf_subjectdp.cli.output import Printer
+from tf_subjectdp.cli import options, output
 
 __all__ = ["main"]
 
@@ -61,19 +60,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    arguments = None
     try:
-        arguments = make_parser().parse_args(argv)
-        command = importlib.import_module(f"tf_subjectdp.cli.{COMMANDS[arguments.command].module}")
-        result = getattr(command, COMMANDS[arguments.command].function)(arguments)
-        Printer(sys.stdout).write(result, as_json=arguments.json)
+        arguments = options.parse(argv)
+        module = options.COMMANDS[arguments.command][0]
+        answer = getattr(importlib.import_module(f"tf_subjectdp.cli.{module}"), arguments.command)
+        output.write(sys.stdout, answer(arguments), as_json=arguments.json)
     except SystemExit as stop:  # --help, --version
         return int(stop.code or 0)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
         raise
-    except (UsageError, ValueError, TypeError, ImportError, OSError, OverflowError) as error:
+    except (options.UsageError, OSError) as error:
         return _refuse(_words(error))
+    except (ValueError, TypeError, ImportError, OverflowError) as error:
+        said = _words(error)
+        return _refuse(said if arguments is None else options.in_options(said, arguments))
     except MemoryError:
         return _refuse("there is not enough memory for this; try smaller numbers")
     return 0

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command found, as text or as one JSON object."""
+"""What a command found, as text or as one JSON object; and the bar while it looks."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 _WIDTH = 100
@@ -33,22 +34,39 @@ class Result:
     text: str | None = None
 
 
-class Printer:
-    """Writes results to a stream."""
+def write(stream: TextIO, result: Result, *, as_json: bool) -> None:
+    """Writes a result to a stream."""
+    if as_json:
+        text = json.dumps(jsonable(result.data), indent=2, ensure_ascii=False, allow_nan=False)
+    else:
+        text = result.text if result.text is not None else _human(result)
+    # Names of silos and columns may have letters that the terminal cannot show.
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    stream.flush()
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
 
-    def write(self, result: Result, *, as_json: bool) -> None:
-        if as_json:
-            text = json.dumps(jsonable(result.data), indent=2, ensure_ascii=False, allow_nan=False)
-        else:
-            text = result.text if result.text is not None else _human(result)
-        # Names of silos and columns may have letters that the terminal cannot show.
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        text = text.encode(encoding, "backslashreplace").decode(encoding)
-        self._stream.write(text + "\n")
-        self._stream.flush()
+@contextlib.contextmanager
+def progress_bar(shown: bool | None, what: str) -> Iterator[Callable[[int, float | None], None]]:
+    """A bar on standard error that leaves nothing; yields what it is told by: a number, a share.
+
+    Args:
+      shown: True, False, or None for "if standard error is a terminal".
+      what: what is being done.
+    """
+    from tqdm import tqdm
+
+    form = "{desc} {percentage:3.0f}%|{bar:30}|{postfix}"
+    disable = None if shown is None else not shown
+    with tqdm(
+        total=1.0, desc=what, disable=disable, leave=False, bar_format=form, miniters=0
+    ) as bar:
+
+        def report(number: int, share: float | None) -> None:
+            bar.set_postfix_str(f"{number:,}", refresh=False)
+            bar.update((share or 0.0) - bar.n)
+
+        yield report
 
 
 def jsonable(value: Any) -> Any:

@@ -12,44 +12,22 @@ import warnings
 import zipfile
 from typing import Any
 
-from tf_subjectdp.algorithms import Algorithm
-from tf_subjectdp.cli import inputs
-from tf_subjectdp.cli.arguments import UsageError
-from tf_subjectdp.cli.choices import algorithm_of, check_parts
-from tf_subjectdp.cli.holders import sampler_of, scheme_of
+from tf_subjectdp.cli.options import UsageError
 from tf_subjectdp.cli.output import Result, jsonable
+from tf_subjectdp.cli.question import (
+    algorithm_of,
+    figures,
+    read_from_data,
+    read_table,
+    sampler_of,
+    sampling_of,
+)
 from tf_subjectdp.plans import Plan
 from tf_subjectdp.plans import plan as make_plan
 from tf_subjectdp.runs import Lineage, PrivateRun, WeightsCost
-from tf_subjectdp.sampling import SiloStats, SubjectStats
+from tf_subjectdp.sampling import SubjectStats
 from tf_subjectdp.statement import privacy_statement, weights_statement
 
-# Everything that makes a plan: none of it goes with a plan that was made before.
-_CHOICES = (
-    "algorithm",
-    "batch",
-    "expected_subjects",
-    "sampling",
-    "steps",
-    "epochs",
-    "epsilon",
-    "noise",
-    "unit",
-    "cap",
-    "elements",
-    "parts",
-    "keep_probability",
-    "clip_norm",
-    "items",
-    "subjects",
-    "items_per_subject",
-    "cap_data",
-    "ids",
-    "column",
-    "silo_column",
-    "delimiter",
-    "progress",
-)
 _IN_PYTHON = (
     "is made in Python, by tf_subjectdp.plan with SubjectStats.from_ids(subject_id, element_id); "
     "'statement --plan' reads its get_config(), saved as JSON"
@@ -63,7 +41,7 @@ def plan(arguments: argparse.Namespace) -> Result:
         with open(arguments.save, "w", encoding="utf-8") as file:
             json.dump(made.get_config(), file, indent=2)
             file.write("\n")
-    told = inputs.read_from_data(stats)
+    told = read_from_data(stats)
     config = jsonable(made.get_config())
     config["epsilon"] = _epsilon(made)  # no elements that were paid for are made here
     if told:
@@ -77,17 +55,9 @@ def plan(arguments: argparse.Namespace) -> Result:
 def statement(arguments: argparse.Namespace) -> Result:
     """The privacy statement of a plan, made before or now, or of a saved model."""
     if arguments.model is not None:
-        inputs.refuse_both(arguments, "model", ("plan", "ledger", "steps_taken", *_CHOICES))
         return _of_model(arguments)
     if arguments.plan is not None:
-        for name in _CHOICES:
-            inputs.refuse_both(arguments, "plan", (name,))
         made = read_plan(arguments.plan)
-    elif arguments.ledger is not None:
-        raise UsageError(
-            "--ledger needs --plan FILE beside it, the plan whose steps the ledger counts: it is known "
-            "there by its number"
-        )
     else:
         if arguments.algorithm is None:
             raise UsageError("say --plan FILE, --model FILE, or the options of 'subjectdp plan'")
@@ -144,29 +114,23 @@ def _of_model(arguments: argparse.Namespace) -> Result:
 
 
 def _planned(arguments: argparse.Namespace) -> tuple[Plan, SubjectStats]:
-    check_parts(arguments.algorithm, arguments.parts)
-    if arguments.sampling == "poisson-elements":
-        raise UsageError(f"a plan for sampled elements {_IN_PYTHON}")
-    scheme = scheme_of(arguments, anything=False)
-    if (arguments.epsilon is None) == (arguments.noise is None):
-        raise UsageError("say exactly one of --epsilon (with --delta) and --noise")
-    if arguments.epsilon is not None and arguments.delta is None:
-        raise UsageError("--epsilon needs --delta, e.g. --delta 1e-5: the promise has two numbers")
-    if (arguments.steps is None) == (arguments.epochs is None):
-        raise UsageError("say exactly one of --steps and --epochs")
-    algorithm, cap = _algorithm(arguments, scheme)
-    if arguments.silo_column is not None:
+    drawn = sampling_of(arguments, arguments.unit)
+    if arguments.algorithm == "elementdp" and drawn == "poisson-items":
         raise UsageError(
-            "a plan is for one holder of data: leave out --silo-column, or see 'subjectdp compare'"
+            f"a plan of elementdp samples subjects here (--expected-subjects); one for items {_IN_PYTHON}"
         )
-    stats = inputs.read_table(arguments)
+    algorithm = algorithm_of(
+        arguments.algorithm,
+        arguments,
+        1.0 if arguments.clip_norm is None else arguments.clip_norm,
+    )
+    sampler = sampler_of(arguments, drawn)
+    stats = read_table(arguments)
     if stats is None:
-        stats = inputs.figures(arguments)
-    elif isinstance(stats, SiloStats):
-        stats = stats.total
+        stats = figures(arguments)
     found = make_plan(
         algorithm,
-        sampler_of(arguments, scheme, cap),
+        sampler,
         stats,
         epochs=arguments.epochs,
         steps=arguments.steps,
@@ -177,46 +141,6 @@ def _planned(arguments: argparse.Namespace) -> tuple[Plan, SubjectStats]:
         unit=arguments.unit,
     )
     return found, stats
-
-
-def _algorithm(arguments: argparse.Namespace, scheme: str) -> tuple[Algorithm, int | None]:
-    """The algorithm, and the cap that goes to the sampler instead."""
-    name = arguments.algorithm
-    clip_norm = 1.0 if arguments.clip_norm is None else arguments.clip_norm
-    if name == "elementdp":
-        _check_elements(arguments, scheme)
-    elif arguments.elements is not None:
-        raise UsageError(f"--elements is for elementdp, not for {name}")
-    algorithm = algorithm_of(
-        name,
-        clip_norm,
-        cap=arguments.cap,
-        elements=arguments.elements,
-        parts=arguments.parts,
-    )
-    if name == "groupdp":
-        return algorithm, None
-    if arguments.cap is not None and (scheme != "poisson_subjects" or name == "elementdp"):
-        raise UsageError(
-            f"--cap has no meaning for {name} here: it is for groupdp, or where "
-            f"subjects are sampled{inputs.or_cap_data(arguments)}"
-        )
-    return algorithm, arguments.cap
-
-
-def _check_elements(arguments: argparse.Namespace, scheme: str) -> None:
-    if scheme != "poisson_subjects":
-        raise UsageError(
-            f"a plan of elementdp samples subjects here (--expected-subjects); one for {scheme} "
-            f"{_IN_PYTHON}"
-        )
-    if arguments.unit == "subject" and arguments.elements is None:
-        raise UsageError("--elements M is missing: a subject's promise follows from their elements")
-    if arguments.cap_data is not None and arguments.unit != "subject":
-        raise UsageError(
-            "--cap-data and the promise to one element contradict each other: a cap on a person's rows "
-            "lets one element displace rows of the others"
-        )
 
 
 def _epsilon(made: Plan) -> float | None:
@@ -350,11 +274,8 @@ def _of_ledger(arguments: argparse.Namespace, made: Plan, steps: int) -> Weights
 
 
 def _steps_taken(arguments: argparse.Namespace, made: Plan) -> tuple[int, str]:
-    inputs.refuse_both(arguments, "ledger", ("steps_taken",))
     if arguments.ledger is None:
         steps = made.steps if arguments.steps_taken is None else arguments.steps_taken
-        if not 0 <= steps <= 2**53:
-            raise UsageError(f"--steps-taken is {steps}: it must be at least 0 and at most 2**53")
         return steps, ""
     record = _read_json(arguments.ledger)
     name = os.fspath(arguments.ledger)
