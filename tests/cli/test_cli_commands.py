@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tf_subjectdp.accounting.engine.direction import ComposedDirection
 
 from tf_subjectdp.accounting.engine import pld
+from tf_subjectdp.accounting.engine.composition import ComposedDirection
 from tf_subjectdp.cli import main
 from tf_subjectdp.cli.options import COMMANDS, PLANNED, SAMPLINGS, make_parser
 from tf_subjectdp.cli.output import progress_bar

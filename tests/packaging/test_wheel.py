@@ -100,7 +100,7 @@ def test_wheel_holds_every_module_of_the_source_tree_and_nothing_else(source, in
 def test_metadata_names_the_core_the_extras_and_the_licence(metadata):
     requirements = metadata.get_all("Requires-Dist")
     core = {re.split(r"[^\w-]", line)[0] for line in requirements if "extra ==" not in line}
-    assert core == {"dp-accounting", "numpy", "scipy", "tensorflow"}
+    assert core == {"dp-accounting", "numpy", "scipy", "tensorflow", "tqdm"}
     assert set(metadata.get_all("Provides-Extra")) == {
         "federated",
         "datasets",
