@@ -88,19 +88,46 @@ def commands():
 
 def test_the_commands_of_the_page_run_in_their_order(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    assert commands()
     for line in commands():
         assert cli.main(shlex.split(line)[1:]) == 0, line
         assert capsys.readouterr().out.strip()
 
 
-def test_the_three_claims_have_the_figures_that_the_page_says(capsys):
-    claims = PAGE.split("## Three claims, checked")[1].split("## In Python")[0]
-    lines = [line for line in claims.splitlines() if line.startswith("subjectdp ")]
-    found = []
-    for line in lines:
-        assert cli.main([*shlex.split(line)[1:], "--json"]) == 0
-        found.append(json.loads(capsys.readouterr().out)["epsilon"])
-    assert found == pytest.approx([2.120, 290.8, 3.337, 2.015, 109.34], rel=3e-4)
+# What a section's sentences print to two decimals or more, in their order: of which command (by its
+# place among the section's commands) and under which name in its JSON.
+FIGURES = {
+    "## Three claims, checked": [(number, "epsilon") for number in range(5)],
+    "## Elements, whole batches, releases": [
+        (0, "epsilon"),
+        (1, "epsilon"),
+        (2, "epsilon"),
+        (3, "noise_multiplier"),
+        (4, "epsilon"),
+        (5, "epsilon"),
+        (5, "epsilon_against_A1"),
+        (6, "epsilon"),
+        (7, "epsilon"),
+        (7, "epsilon_against_A1"),
+        (8, "noise_multiplier"),
+        (8, "epsilon_against_A1"),
+    ],
+}
+
+
+@pytest.mark.parametrize("heading", FIGURES)
+def test_the_figures_that_a_section_prints_are_what_its_commands_say(heading, capsys):
+    section = PAGE.split(heading + "\n")[1].split("\n## ")[0]
+    answers = []
+    for line in section.splitlines():
+        if line.startswith("subjectdp "):
+            assert cli.main([*shlex.split(line)[1:], "--json"]) == 0, line
+            answers.append(json.loads(capsys.readouterr().out))
+    assert {number for number, _ in FIGURES[heading]} == set(range(len(answers)))
+    printed = re.findall(r"\d+\.\d\d+", re.sub(r"```.*?```", "", section, flags=re.DOTALL))
+    for text, (number, name) in zip(printed, FIGURES[heading], strict=True):
+        last_place = 10.0 ** -len(text.split(".")[1])
+        assert float(text) == pytest.approx(answers[number][name], rel=1e-3, abs=last_place)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -111,7 +138,3 @@ def test_the_python_of_the_page_runs_and_agrees_with_its_commands(tmp_path, monk
     exec(compile(code, "privacy_officer.md", "exec"), names)
     assert capsys.readouterr().out.count("\n") >= 7
     assert names["plan"].epsilon(1e-6) == pytest.approx(2.016, rel=1e-3)
-
-
-def test_the_page_shows_commands():
-    assert len(commands()) >= 3
