@@ -48,8 +48,7 @@ _HOME = {
         "SubjectStats",
         "stats_from_table",
     ),
-    "plans": ("Plan",),
-    "planning": ("plan",),
+    "plans": ("Plan", "plan"),
     "clipping": ("NoRule", "check_norm_rule", "register_norm_rule"),
     "keras": (
         "DPOptimizer",
@@ -70,7 +69,6 @@ _SUBMODULES = (
     "elements",
     "federated",
     "keras",
-    "planning",
     "plans",
     "release",
     "sampling",

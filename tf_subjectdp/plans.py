@@ -91,7 +91,7 @@ UNITS = ("subject", "element", "item")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What was decided before the first step. Made by `planning.plan(...)`.
+    """What was decided before the first step. Made by `plan(...)`.
 
     All fields are public constants: the guarantee holds for neighbouring data under the SAME rate,
     length and divisor, so they are frozen here and never read from the data again.

@@ -527,7 +527,7 @@ def test_dropout_acts_on_every_row_by_itself():
 
 
 @pytest.mark.parametrize("kind", ["linear", "grouped"])
-@pytest.mark.parametrize("model", ["table", "image", "many channels", "text"])
+@pytest.mark.parametrize("model", ["table", "image", "many channels", "volume", "text"])
 def test_one_compiled_program_gives_the_same_sum(kind, model):
     ids = (0, 1, None, 0, 2, None)
     terms = people(*ids)
@@ -544,6 +544,10 @@ def test_one_compiled_program_gives_the_same_sum(kind, model):
             K.Sequential([K.Input([2, 2, 16]), L.Conv2D(16, 3, padding="same"), L.Flatten(),
                           L.Dense(2)]),
             numbers(6, 2, 2, 16),
+        ),
+        "volume": lambda: (
+            K.Sequential([K.Input([2, 2, 2, 8]), L.Conv3D(12, 2), L.Flatten(), L.Dense(2)]),
+            numbers(6, 2, 2, 2, 8),
         ),
         "text": lambda: (
             K.Sequential([K.Input([4], dtype="int32"), L.Embedding(5, 3),

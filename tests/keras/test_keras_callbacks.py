@@ -294,6 +294,16 @@ def test_a_monitor_that_changes_during_fit_is_named_as_well(box, long_plan):
     assert "EarlyStopping saw loss, which nobody noised" in saw
 
 
+def test_a_comparison_of_ones_own_decides_by_anything(box, long_plan):
+    model, stop = box.compiled(long_plan), K.EarlyStopping("val_loss", patience=9)
+    stop.monitor_op = lambda now, best: now < best  # it could look at anything
+    model.fit(
+        box.data(long_plan), steps_per_epoch=1, epochs=2, verbose=0, public_validation=True,
+        validation_data=(box.x, box.y), callbacks=[stop],
+    )  # fmt: skip
+    assert "NOT COVERED" in first_paragraphs(model)[0]
+
+
 @pytest.mark.parametrize("name", ["lr", "epoch", "epsilon", "val_error"])
 def test_no_figure_of_the_training_data_has_a_name_of_others(box, long_plan, name):
     model = box.compiled(long_plan, metrics=[K_METRICS.MeanSquaredError(name=name)])

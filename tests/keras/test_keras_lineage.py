@@ -403,8 +403,9 @@ def test_weights_that_are_given_are_fresh_known_or_the_users_word(box, plan, tmp
     fresh.set_weights(other.get_weights())
     assert UNKNOWN not in said(fresh)
     # A matrix that an initialiser brings is from somewhere.
-    matrix = tf.keras.initializers.Constant(np.arange(3.0)[:, np.newaxis])
-    assert leads_with_unknown(compiled(box.net(kernel_initializer=matrix), plan))
+    matrix, kinds = np.arange(3.0, dtype=np.float32)[:, np.newaxis], tf.keras.initializers
+    for initializer in (kinds.Constant(matrix), kinds.RandomNormal(matrix, 0.0, seed=1)):
+        assert leads_with_unknown(compiled(box.net(kernel_initializer=initializer), plan))
     public = sdp.PrivateModel(trained, initial_weights="public")
     public = compiled(public, plan)
     assert "WEIGHTS FROM" not in said(public)
@@ -414,6 +415,33 @@ def test_weights_that_are_given_are_fresh_known_or_the_users_word(box, plan, tmp
     assert "user's word" in said(loaded) and "WEIGHTS FROM" not in said(loaded)
     with pytest.raises(ValueError, match="initial_weights='mine' must be None, or 'public'"):
         sdp.PrivateModel(box.net(), initial_weights="mine")
+
+
+def test_a_change_of_few_numbers_of_a_weight_is_told(quiet):
+    """Without noise Keras trains the rows of a table that it looks up, and what meets no zeros."""
+
+    def table():
+        layers = [
+            tf.keras.Input([2]),
+            tf.keras.layers.Embedding(5000, 4),
+            tf.keras.layers.Flatten(),
+        ]
+        return tf.keras.Sequential([*layers, tf.keras.layers.Dense(1)])
+
+    def sparse():
+        dense = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        return tf.keras.Sequential([tf.keras.Input([900]), dense])
+
+    for make in (table, sparse):
+        model = compiled(make(), quiet)
+        assert not leads_with_unknown(model)
+        value = model.inner_model.get_weights()[0]
+        looked_at = set(lineage._coordinates(value.shape)[:, 0])
+        value[[row for row in range(300) if row not in looked_at]] += 1.0
+        beside = make()
+        for net in (beside, model.inner_model):
+            net.set_weights([value, *net.get_weights()[1:]])
+            assert leads_with_unknown(compiled(net, quiet) if net is beside else model)
 
 
 LAYERS = [

@@ -161,6 +161,10 @@ def test_a_copy_counts_its_own_steps_and_those_that_its_weights_bring(box, plan)
     assert own.steps_taken == 2
     alone = sdp.DPOptimizer("sgd", sdp.HiGradAvg(1.0), noise_multiplier=2.0, divisor=3.0)
     assert copy.deepcopy(alone).get_config() == alone.get_config()
+    # The learning rate that a callback decided goes with the settings, and so does what is said of it.
+    alone._lineage.remark("NOT COVERED: the rate")
+    for copied in (copy.deepcopy(alone), type(alone).from_config(alone.get_config())):
+        assert copied._lineage.remarks == ("NOT COVERED: the rate",)
 
 
 def test_copies_make_their_own_noise(box, plan):

@@ -117,6 +117,10 @@ def test_quotes_that_may_be_strays_are_counted_as_written_and_told(tmp_path, rea
     path = write(tmp_path / "t.csv", 'id,t\n1,a\n2,"\n\n3,"\n4,"b, c\nd"\n5,e\n')
     with pytest.warns(UserWarning, match=r"that read like rows, 1 times \(first in line 3\)"):
         same_counts(stats_from_table(path, "id", reader=reader), ["1", "2", "4", "5"])
+    # a comment within, which is no row itself
+    path = write(tmp_path / "t.csv", 'id,t\na,"x\nb,1\n# again\nc,2\nd,5"\ne,q\n')
+    with pytest.warns(UserWarning, match=r"that read like rows, 1 times \(first in line 2\)"):
+        same_counts(stats_from_table(path, "id", reader=reader), ["a", "e"])
 
 
 def _read_by_hand(text):
